@@ -1,0 +1,229 @@
+"""What a service may ask of the bus: the one seam between SeamlessFlow and JetStream.
+
+Two adapters keep these promises and pass one test suite (tests/bus): ``jetstream`` (real) and ``memory`` (in process).
+
+* **publish** repeats one message under one id until the server has stored it, so a caller never retries by itself.
+  A message whose id the journal saw in the last ten minutes is stored once (``Stored.duplicate``).
+* **append** is publish with an expected last sequence: the only fence there is. It raises ``SequenceMismatch`` and
+  stores nothing when somebody else was first. A lost acknowledgement is told apart by the message id (see below).
+* **consume** keeps a standing pull open on a durable consumer for as long as the subscription lives, through server
+  restarts. Every message is delivered at least once; several handlers run at a time, bounded by ``credit``.
+* **leave** stops pulling, hands back what still arrives, and waits for running handlers; no message is stranded.
+* **read** gives the stored messages of a stream in order; **last** one subject's last message.
+* **kv** holds small current state with compare-and-set; it is re-read, never trusted to be watched.
+* **hint** and **on_hint** are core NATS: fast, and allowed to be lost. Nothing may depend on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+MAX_PAYLOAD_BYTES = 1 << 20
+"""Largest message, headers included; above it publish raises MessageTooLarge. The server's own limit is higher."""
+
+ACK_WAIT_SECONDS = 10.0
+"""A delivery without acknowledgement or progress ping for this long is given to somebody else."""
+
+PROGRESS_SECONDS = 3.0
+"""How often a holder of a delivery should call ``in_progress``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to store. ``expected_last_seq`` None: unconditional. 0: nothing may exist yet on ``expected_subject``."""
+
+    subject: str
+    payload: bytes
+    message_id: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    expected_last_seq: int | None = None
+    expected_subject: str | None = None
+    """Subject (wildcards allowed) whose last sequence is compared. None: the message's own subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a message went. ``duplicate`` True: the id was known, ``seq`` is the first copy's."""
+
+    seq: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A message read back from a stream."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]
+    seq: int
+    time: float
+    """Unix seconds at which the server stored it."""
+
+    @property
+    def message_id(self) -> str:
+        """The publisher's id, or an empty string where the publisher gave none."""
+        return self.headers.get("Nats-Msg-Id", "")
+
+
+class Delivery(Protocol):
+    """One message handed to us by a consumer; exactly one of ack, nak, term ends it."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def payload(self) -> bytes: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def num_delivered(self) -> int:
+        """1 on the first delivery; polite naks count too."""
+        ...
+
+    @property
+    def seq(self) -> int:
+        """Sequence in the queue the message was delivered from."""
+        ...
+
+    async def ack(self) -> None: ...
+    async def nak(self, delay_seconds: float = 0.0) -> None:
+        """Hand back; delivered again after the delay, to anybody."""
+        ...
+
+    async def term(self, reason: str) -> None:
+        """Never deliver again. Only after its dead letter is stored."""
+        ...
+
+    async def in_progress(self) -> None:
+        """Restart the acknowledgement clock."""
+        ...
+
+
+Handler = Callable[[Delivery], Awaitable[None]]
+
+
+class Subscription(Protocol):
+    """A standing pull. While it lives, messages come."""
+
+    def set_credit(self, credit: int) -> None:
+        """How many deliveries may be unhandled at a time from now on; 0 pauses pulling without leaving."""
+        ...
+
+    async def leave(self) -> None:
+        """Stop pulling, nak what still arrives, wait for running handlers, unsubscribe. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream to exist. ``sources`` given: a work queue filled from those (stream, subject filters), no direct publish."""
+
+    name: str
+    subjects: Sequence[str] = ()
+    source: str | None = None
+    source_filters: Sequence[str] = ()
+    duplicate_window_seconds: float = 600.0
+    max_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """A durable, explicit-ack, immutable pull consumer to exist on a work queue."""
+
+    stream: str
+    name: str
+    filters: Sequence[str]
+    ack_wait_seconds: float = ACK_WAIT_SECONDS
+    prioritized: bool = False
+    """True: pulls carry a priority and the lowest number is served first (JetStream priority group ``prioritized``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key's value and its revision (the token of the next compare-and-set)."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class KeyValue(Protocol):
+    """A bucket of small current state. Values live until replaced, deleted, or ``ttl_seconds`` passed."""
+
+    async def get(self, key: str) -> Entry | None: ...
+    async def put(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int: ...
+    async def create(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
+        """Raises SequenceMismatch when the key exists."""
+        ...
+
+    async def update(self, key: str, value: bytes, revision: int, *, ttl_seconds: int | None = None) -> int:
+        """Raises SequenceMismatch when ``revision`` is no longer the key's."""
+        ...
+
+    async def delete(self, key: str) -> None: ...
+    async def entries(self) -> list[Entry]:
+        """All live keys with their values, read now."""
+        ...
+
+
+class Bus(Protocol):
+    """See the module docstring for the promises."""
+
+    async def publish(self, message: Message) -> Stored:
+        """Store; repeats under the same id until acknowledged. With ``expected_last_seq`` this is *append*.
+
+        Raises SequenceMismatch (append only), MessageTooLarge, BusClosed.
+        An append that is repeated after a lost acknowledgement is refused by the server although it was stored: the
+        adapter then reads the last message of the compared subject and answers Stored when it carries our id.
+        """
+        ...
+
+    async def consume(
+        self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
+    ) -> Subscription: ...
+
+    def read(
+        self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False
+    ) -> AsyncIterator[Record]:
+        """Stored messages from ``start_seq`` in order. Ends at what was last when it began, unless ``follow``."""
+        ...
+
+    async def last(self, stream: str, subject: str) -> Record | None:
+        """Last stored message of a subject (wildcards allowed); None when there is none. One direct get."""
+        ...
+
+    async def first(self, stream: str, subject: str) -> Record | None:
+        """First stored message of a subject (wildcards allowed); None when there is none. One direct get."""
+        ...
+
+    async def kv(self, bucket: str) -> KeyValue:
+        """The bucket, made when missing (buckets are part of deployment, not of a run)."""
+        ...
+
+    async def ensure_stream(self, spec: StreamSpec) -> None: ...
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None: ...
+    async def delete_stream(self, name: str) -> None:
+        """Idempotent."""
+        ...
+
+    async def stream_names(self) -> list[str]: ...
+    async def stream_bytes(self, name: str) -> int: ...
+    async def pending(self, stream: str, consumer: str) -> int:
+        """Messages of a consumer that are neither delivered nor acknowledged, plus those delivered and open."""
+        ...
+
+    def inbox(self) -> str:
+        """A fresh subject nobody else listens to, under this connection's inbox prefix."""
+        ...
+
+    async def hint(self, subject: str, payload: bytes) -> None:
+        """Core publish: may be lost."""
+        ...
+
+    async def on_hint(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """Core subscribe; returns a function that unsubscribes. Handlers must not call the server."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,54 @@
+"""The vocabulary of SeamlessFlow: every event, and the one table that wires them."""
+
+from .arrays import Float32s, Int32s
+from .base import Event, Record, Service, partition
+from .calls import CallAnswered, CallError, CallRequested, Usage
+from .episodes import (
+    EpisodeEnded,
+    EpisodeOpened,
+    EpisodeOrigin,
+    EpisodeStarted,
+    EpisodeStatus,
+    GroupAdmitted,
+    Sampling,
+    is_final,
+)
+from .fleet import Lease, NodeStatus, Role, RoleAssigned, RoleReleased, RoleTaken, WeightsHead
+from .generations import GenerationClaimed, GenerationEnded, GenerationFinish, GenerationRequested, SegmentSampled
+from .runs import (
+    DeadLetter,
+    EvaluationEnded,
+    RunEnded,
+    RunRequested,
+    RunStarted,
+    RunStopRequested,
+    TasksEnded,
+    TaskSubmitted,
+)
+from .samples import EpisodeEvaluated, Sample, SamplesReady
+from .training import (
+    BatchReady,
+    DropReason,
+    EpisodeTokens,
+    GroupDropped,
+    GroupTrained,
+    MaskReason,
+    StepsCommitted,
+    StepTaken,
+    TrainerStarted,
+    TrainingEnded,
+    TrainingEndRequested,
+    WeightsLoaded,
+    WeightsPublished,
+)
+
+__all__ = [
+    "BatchReady", "CallAnswered", "CallError", "CallRequested", "DeadLetter", "DropReason", "EpisodeEnded",
+    "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted", "EpisodeStatus", "EpisodeTokens",
+    "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded", "GenerationFinish",
+    "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Int32s", "Lease", "MaskReason",
+    "NodeStatus", "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken", "RunEnded", "RunRequested",
+    "RunStarted", "RunStopRequested", "Sample", "SamplesReady", "Sampling", "SegmentSampled", "Service", "StepTaken",
+    "StepsCommitted", "TaskSubmitted", "TasksEnded", "TrainerStarted", "TrainingEnded", "TrainingEndRequested", "Usage", "WeightsHead",
+    "WeightsLoaded", "WeightsPublished", "is_final", "partition",
+]  # fmt: skip

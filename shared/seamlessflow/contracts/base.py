@@ -1,0 +1,80 @@
+"""What every event is: a frozen fact with a name and a version, strict when built and lenient when read.
+
+Built by us, an unknown field is a mistake and refused. Read from the bus, it is a newer writer's and ignored, so that
+services of different ages work side by side.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
+
+LENIENT = "lenient"
+"""Key of the validation context that marks a read from the bus."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+_RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,47}\Z")
+RESERVED_RUN = "ctl"
+
+
+
+
+def _subject_token(value: str) -> str:
+    if not _TOKEN.match(value):
+        raise ValueError(f"expected 1 to 128 letters, digits, '-' or '_' (it becomes a subject token), got {value!r}")
+    return value
+
+
+def _run_name(value: str) -> str:
+    if not _RUN.match(value) or value == RESERVED_RUN:
+        raise ValueError(f"expected up to 48 of a-z, 0-9 and '-', not 'ctl' (it names streams and subjects), got {value!r}")
+    return value
+
+
+Token = Annotated[str, AfterValidator(_subject_token)]
+"""An id that becomes one token of a subject."""
+RunName = Annotated[str, AfterValidator(_run_name)]
+
+
+class Service(StrEnum):
+    """The five services, and the people and programs outside them."""
+
+    AGENT_RUNNER = "agent-runner"
+    ROLLOUT_WORKER = "rollout-worker"
+    TRAJECTORY_MANAGER = "trajectory-manager"
+    SCHEDULER = "scheduler"
+    TRAINER = "trainer"
+    USER = "user"
+
+
+class Record(BaseModel):
+    """A frozen part of an event; unknown fields are refused when built and ignored when read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, given: Any, info: ValidationInfo) -> Any:
+        if isinstance(given, dict) and not (info.context or {}).get(LENIENT):
+            unknown = sorted(set(given) - set(cls.model_fields))
+            if unknown:
+                raise ValueError(f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(cls.model_fields)}")
+        return given
+
+
+class Event(Record):
+    """A fact about one run, in the past tense."""
+
+    version: ClassVar[int] = 1
+    """Raised when a field changes its meaning; added fields do not raise it."""
+
+    run: RunName
+
+
+def partition(identity: str, count: int) -> int:
+    """Which of ``count`` shards or buckets an id belongs to. CRC32: Python's own hash differs between processes."""
+    return zlib.crc32(identity.encode()) % count

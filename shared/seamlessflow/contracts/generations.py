@@ -1,0 +1,81 @@
+"""Generations: units of work for an engine. The id of a generation is the id of its call.
+
+All that is said about one generation is appended to one subject with its expected last sequence: claim, segments, end.
+That order is the fence, see docs/lifecycles.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .arrays import Float32s, Int32s
+from .base import Event, Token
+from .episodes import Sampling
+
+
+class GenerationRequested(Event):
+    """Continue these ids. The prompt is all tokens of ``parent`` (prompt and sampled) followed by ``suffix``."""
+
+    episode: Token
+    generation: Token
+    tag: Token
+    bucket: int
+    shard: int
+    parent: str | None = None
+    """None: ``suffix`` is the whole prompt."""
+    parent_tokens: int = 0
+    """Length of the parent's tokens, so that a reader can tell that it has them all."""
+    suffix: Int32s
+    sampling: Sampling
+    """``max_tokens`` is the budget of the whole generation, however often it is handed on."""
+    stop_token_ids: tuple[int, ...]
+    min_weights_version: int = 0
+    seed: int
+
+
+class GenerationClaimed(Event):
+    """A worker took it. Segments of an earlier claim are refused from here on."""
+
+    episode: Token
+    generation: Token
+    shard: int
+    worker: Token
+    nonce: Token
+    """New for each delivery; part of the ids of what follows."""
+    start: int
+    """Tokens sampled under earlier claims, which are kept."""
+
+
+class SegmentSampled(Event):
+    """Tokens sampled in one go under one weights version."""
+
+    episode: Token
+    generation: Token
+    shard: int
+    nonce: Token
+    start: int
+    """Offset of the first token within the generation."""
+    token_ids: Int32s
+    logprobs: Float32s
+    """Of the distribution each token was drawn from, after temperature; nats."""
+    weights_version: int
+
+
+class GenerationFinish(StrEnum):
+    """Why sampling ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+    """The prompt alone fills the model's context: nothing was sampled."""
+
+
+class GenerationEnded(Event):
+    """Nothing more will be sampled for it."""
+
+    episode: Token
+    generation: Token
+    shard: int
+    nonce: Token
+    finish: GenerationFinish
+    num_tokens: int

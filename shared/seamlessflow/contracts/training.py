@@ -1,0 +1,132 @@
+"""Steps, groups and weights: what the trainer says."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from .base import Event, Record, Token
+
+
+class DropReason(StrEnum):
+    """Why sampled tokens were not trained."""
+
+    FAILED = "failed"
+    """Too few members of the group completed."""
+    ZERO_VARIANCE = "zero_variance"
+    """Every member got the same reward: nothing to learn."""
+    STALE = "stale"
+    """Every token was too old."""
+    RUN_ENDED = "run_ended"
+
+
+class MaskReason(StrEnum):
+    """Why a token of a trained group took no part in the loss."""
+
+    STALE = "stale"
+    """Sampled more optimiser steps ago than the bound."""
+    TOO_LONG = "too_long"
+    """Beyond the trainer's longest sequence."""
+
+
+class EpisodeTokens(Record):
+    """Where one episode's sampled tokens went in a trained group."""
+
+    episode: Token
+    trained: int
+    masked: dict[str, int] = {}
+    """By MaskReason."""
+
+
+class BatchReady(Event):
+    """Enough groups wait for step ``step``: the trainer wants its device."""
+
+    step: int
+    line: int
+    num_groups: int
+    num_tokens: int
+
+
+class StepTaken(Event):
+    """One optimiser step was done. It counts as committed only when StepsCommitted covers it."""
+
+    step: int
+    """From 1."""
+    line: int
+    """Which life of the trainer: raised at every start, so that repeated step numbers are told apart."""
+    weights_version: int
+    groups: tuple[str, ...]
+    metrics: dict[str, float]
+    """See docs/operations.md for the table of names and units."""
+
+
+class GroupTrained(Event):
+    """The group was part of a committed step. A group is closed exactly once."""
+
+    group: Token
+    step: int
+    episodes: tuple[EpisodeTokens, ...]
+
+
+class GroupDropped(Event):
+    """The group will not be trained. A group is closed exactly once."""
+
+    group: Token
+    reason: DropReason
+
+
+class StepsCommitted(Event):
+    """A durable checkpoint holds everything up to ``step``."""
+
+    step: int
+    line: int
+    checkpoint: str
+    """Path below the run's store."""
+    groups: tuple[str, ...]
+    """Groups first covered by this checkpoint."""
+
+
+class TrainerStarted(Event):
+    """A trainer began a line: steps after ``step`` of earlier lines are abandoned."""
+
+    line: int
+    step: int
+    weights_version: int
+
+
+class TrainingEndRequested(Event):
+    """No further batch can be filled, or the run is to stop: finish, commit, and say TrainingEnded."""
+
+    reason: str
+    train_rest: bool
+    """True: one last, smaller step on the groups that are complete. False: drop them as run_ended."""
+
+
+class TrainingEnded(Event):
+    """The last step is committed and its weights are published."""
+
+    step: int
+    weights_version: int
+
+
+class WeightsPublished(Event):
+    """A version is complete in the store, manifest included."""
+
+    weights_version: int
+    step: int
+    path: str
+    """Folder below the run's store."""
+    num_bytes: int
+    wall_seconds: float
+
+
+class WeightsLoaded(Event):
+    """A worker samples with this version from here on."""
+
+    weights_version: int
+    worker: Token
+    fetch_seconds: float
+    """While sampling went on."""
+    pause_seconds: float
+    """While nothing was sampled."""
+    num_frozen: int
+    """Generations that were held over the change."""

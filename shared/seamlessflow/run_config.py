@@ -1,0 +1,257 @@
+"""One run is one TOML file: model, tasks, agents, sampling, algorithm, fleet, checkpoints, evaluation.
+
+Every field says what its value means. A wrong key or value is refused with a message that names the key and what to set.
+The validated document travels in RunRequested, so that all services see the same run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from .contracts import partition
+from .contracts.base import Token
+from .errors import ConfigError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Unknown keys are typing mistakes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """Which model is trained."""
+
+    name: str
+    """``smollm2-135m-instruct`` (prepared from a package), ``tiny-calculator`` (made on the spot), a folder, or a hub id."""
+    engine: Literal["transformers", "scripted"] = "transformers"
+    """What samples: transformers' continuous batching, or the scripted engine of the tests."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Served precision. auto: the model's own."""
+    max_context_tokens: PositiveInt = 2048
+    """Longest prompt plus answer; a longer prompt gives the agent the error that makes it compact."""
+
+
+class TasksSection(Section):
+    """Where tasks come from. Leave out to publish them to the queue yourself (``seamlessflow submit``)."""
+
+    source: Literal["reasoning_gym", "queue"] = "reasoning_gym"
+    """reasoning_gym: made from a procedural data set. queue: only what users publish."""
+    dataset: str = "chain_sum"
+    """Name of the reasoning-gym data set."""
+    options: dict[str, Any] = {}
+    """Its options, as its documentation names them."""
+    num_questions: PositiveInt = 1000
+    """How many entries to generate before equal questions are removed."""
+    held_out_percent: Annotated[int, Field(ge=0, le=90)] = 20
+    """Share of questions, chosen by a digest of their text, that is only ever evaluated."""
+    max_held_out: PositiveInt | None = None
+    """Evaluate at most this many held-out questions. None: all."""
+    question_template: str = "{question}"
+    """The prompt; ``{question}`` is the data set's question."""
+
+
+class AgentSection(Section):
+    """One kind of agent. An episode of its environment tag runs it once."""
+
+    env: Token
+    """Its environment tag."""
+    entrypoint: str | None = None
+    """``module:function``, run in a process of its own: ``function(task: dict) -> str | None``; what it returns (else what it prints) is judged."""
+    command: tuple[str, ...] | None = None
+    """Program and arguments, no shell; ``{prompt}`` is replaced. What it prints on standard output is judged."""
+    reward: str = "reasoning_gym"
+    """``reasoning_gym`` (the data set's own scorer) or a verifier ``module:function``: ``function(answer: str, task: dict) -> float``."""
+    deadline_seconds: PositiveFloat = 120.0
+    """Killed after this long."""
+    memory_mb: PositiveInt = 2048
+    """Killed beyond this much memory of its own."""
+    output_bytes: PositiveInt = 1_000_000
+    """Killed after printing more than this."""
+    environment: dict[str, str] = {}
+    """Added to the agent's environment, which otherwise holds only PATH, HOME, the endpoint and its key."""
+    share: PositiveInt = 1
+    """How many of every sum-of-shares tasks go to this agent."""
+
+    @model_validator(mode="after")
+    def _one_way_to_run(self) -> AgentSection:
+        if (self.entrypoint is None) == (self.command is None):
+            raise ValueError(f"agent {self.env!r} needs exactly one of entrypoint and command")
+        if self.entrypoint is not None and ":" not in self.entrypoint:
+            raise ValueError(f"entrypoint {self.entrypoint!r} must be module:function")
+        return self
+
+
+class SamplingSection(Section):
+    """How tokens are drawn in training. Evaluation is always greedy."""
+
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Softmax temperature; the trainer computes logprobs at the same one."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus; below 1 the recorded logprobs are those before the cut."""
+    max_tokens: PositiveInt = 256
+    """Budget of one call; an agent may ask for less."""
+
+
+class AlgorithmSection(Section):
+    """How samples become gradients."""
+
+    name: Literal["grpo"] = "grpo"
+    """GRPO: advantages relative to the group."""
+    steps: PositiveInt
+    """Optimiser steps of the run."""
+    groups_per_step: PositiveInt = 8
+    """Groups in one step."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Episodes in one group."""
+    learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    """AdamW. 0 checks that engine and trainer agree."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Linear warm-up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this norm."""
+    normalize_std: bool = True
+    """Divide advantages by the group's standard deviation (GRPO); false: only centre them (Dr. GRPO)."""
+    importance_cap: PositiveFloat = 2.0
+    """Truncation of the per-token ratio between trainer and engine."""
+    max_staleness: Annotated[int, Field(ge=0)] = 2
+    """Tokens sampled more optimiser steps ago are masked; groups are admitted so that few get that old."""
+    drop_zero_variance: bool = True
+    """Drop groups in which every reward is equal, and sample others instead."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Tokens that go through the model at a time."""
+    max_sequence_tokens: PositiveInt = 4096
+    """Sampled tokens beyond this position are masked as too_long."""
+
+
+class FleetSection(Section):
+    """How devices are shared, and how work is cut up."""
+
+    policy: Literal["multiplexed", "colocated", "disaggregated"] = "multiplexed"
+    """Who holds a device when: see docs/lifecycles.md."""
+    slots: PositiveInt = 32
+    """Generations side by side on one rollout-worker."""
+    agents: PositiveInt = 32
+    """Episodes side by side on one agent-runner."""
+    shards: PositiveInt = 1
+    """Partitions of the trajectory-manager."""
+    buckets: PositiveInt = 1
+    """Affinity buckets per tag."""
+    max_attempts: PositiveInt = 3
+    """Attempts at an episode before it counts as failed."""
+    journal_bytes: int = -1
+    """Limit of the journal; admission stops at 80 % of it. -1: none."""
+
+
+class CheckpointSection(Section):
+    """When the trainer makes what it did durable."""
+
+    every_steps: PositiveInt = 10
+    """Steps between checkpoints; samples are acknowledged only then."""
+    keep: PositiveInt = 2
+    """Checkpoints that stay."""
+
+
+class EvaluationSection(Section):
+    """Held-out tasks, greedy."""
+
+    before: bool = True
+    """Evaluate the weights the run starts from."""
+    after: bool = True
+    """Evaluate the last weights."""
+
+
+class RunConfig(Section):
+    """The whole run."""
+
+    name: str = "run"
+    """Prefix of the run's name."""
+    seed: int = 0
+    """Seeds data, sampling, and the model where one is made."""
+    model: ModelSection
+    tasks: TasksSection = TasksSection(source="queue")
+    agents: Annotated[tuple[AgentSection, ...], Field(min_length=1)]
+    sampling: SamplingSection = SamplingSection()
+    algorithm: AlgorithmSection
+    fleet: FleetSection = FleetSection()
+    checkpoints: CheckpointSection = CheckpointSection()
+    evaluation: EvaluationSection = EvaluationSection()
+
+    @field_validator("agents")
+    @classmethod
+    def _distinct_tags(cls, agents: tuple[AgentSection, ...]) -> tuple[AgentSection, ...]:
+        tags = [agent.env for agent in agents]
+        if len(set(tags)) != len(tags):
+            raise ValueError(f"every agent needs an env of its own, got {tags}")
+        return agents
+
+    @property
+    def envs(self) -> tuple[str, ...]:
+        return tuple(agent.env for agent in self.agents)
+
+    def agent(self, env: str) -> AgentSection | None:
+        """The agent of an environment tag, or None."""
+        return next((agent for agent in self.agents if agent.env == env), None)
+
+    def shard_of(self, episode: str) -> int:
+        return partition(episode, self.fleet.shards)
+
+    def bucket_of(self, episode: str) -> int:
+        return partition(episode, self.fleet.buckets)
+
+
+def load_run_config(path: Path, overrides: dict[str, Any] | None = None) -> RunConfig:
+    """Read and validate a run file. ``overrides`` maps dotted keys to values. Raises ConfigError that says what to set."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except FileNotFoundError as wrong:
+        raise ConfigError(f"{path}: no such file; see configs/ for examples") from wrong
+    except tomllib.TOMLDecodeError as wrong:
+        raise ConfigError(f"{path}: not TOML: {wrong}") from wrong
+    for dotted, value in (overrides or {}).items():
+        _set(document, dotted, value)
+    return parse_run_config(document, source=str(path))
+
+
+def parse_run_config(document: dict[str, Any], *, source: str = "run document") -> RunConfig:
+    """Validate a document. Raises ConfigError with one line per problem."""
+    try:
+        return RunConfig.model_validate(document)
+    except ValidationError as wrong:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {_explain(e)}" for e in wrong.errors()]
+        raise ConfigError(f"{source} cannot be used:\n" + "\n".join(lines)) from wrong
+
+
+def _explain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        section = _section_of(error["loc"])
+        return f"no such key; known here: {', '.join(sorted(section))}" if section else "no such key"
+    if error["type"] == "missing":
+        return "missing: this key has no default"
+    return f"{error['msg']} (got {error['input']!r})"
+
+
+def _section_of(location: tuple[Any, ...]) -> list[str]:
+    sections: dict[str, type[Section]] = {
+        "model": ModelSection, "tasks": TasksSection, "agents": AgentSection, "sampling": SamplingSection,
+        "algorithm": AlgorithmSection, "fleet": FleetSection, "checkpoints": CheckpointSection,
+        "evaluation": EvaluationSection,
+    }  # fmt: skip
+    kind = sections.get(str(location[0])) if len(location) > 1 else RunConfig
+    return list(kind.model_fields) if kind else []
+
+
+def _set(document: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        document = document.setdefault(parent, {})
+    document[last] = value

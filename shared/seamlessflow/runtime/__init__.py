@@ -1,0 +1,13 @@
+"""What all five services share: connecting, saying events, handling events, presence, and an orderly end."""
+
+from .context import Context, make_context, open_context
+from .device import DeviceLock
+from .inbox import HandlerTable, Inbox, keep_alive
+from .presence import LeaseWatch, Presence, read_lease
+from .runs import read_run
+from .speaker import Speaker
+
+__all__ = [
+    "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Speaker",
+    "keep_alive", "make_context", "open_context", "read_lease", "read_run",
+]  # fmt: skip

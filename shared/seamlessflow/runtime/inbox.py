@@ -1,0 +1,113 @@
+"""Handling events: a table of handlers, each of which returns what it has to say.
+
+For every delivery: decode, handle, say what the handler returned, and only then acknowledge. What cannot be decoded or
+handled is dead-lettered with its reason, then terminated; the service goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from ..blobs import Store
+from ..bus.base import PROGRESS_SECONDS, Bus, Delivery, Subscription
+from ..codec import decode
+from ..contracts import DeadLetter, Event, Service
+from ..errors import BadInput, Unavailable
+from .speaker import Speaker
+
+log = structlog.get_logger()
+
+HandlerTable = Mapping[type[Event], Callable[[Any], Awaitable[Iterable[Event]]]]
+MAX_ATTEMPTS = 5
+"""Attempts at a message that fails for an unknown reason, before it is dead-lettered."""
+RETRY_SECONDS = 1.0
+
+
+class Inbox:
+    """Turns deliveries into handler calls. ``serial`` keeps handlers in the order of delivery."""
+
+    def __init__(self, bus: Bus, speaker: Speaker, store: Store, service: Service) -> None:
+        self._bus, self._speaker, self._store, self._service = bus, speaker, store, service
+        self._failures: dict[tuple[str, int], int] = {}
+
+    async def consume(
+        self, stream: str, consumer: str, table: HandlerTable, *, credit: int, serial: bool = False
+    ) -> Subscription:
+        """Handle a consumer's messages by a table until the returned subscription is left."""
+        turn = asyncio.Lock() if serial else None
+
+        async def on_delivery(delivery: Delivery) -> None:
+            await self._handle(delivery, table, turn, stream)
+
+        return await self._bus.consume(stream, consumer, on_delivery, credit=credit)
+
+    async def _handle(self, delivery: Delivery, table: HandlerTable, turn: asyncio.Lock | None, stream: str) -> None:
+        pings = asyncio.create_task(keep_alive(delivery))
+        try:
+            if turn is None:
+                said = await self._judge(delivery, table)
+            else:
+                async with turn:  # FIFO: the order of delivery
+                    said = await self._judge(delivery, table)
+            await self._speaker.say_all(said)
+            await delivery.ack()
+            self._failures.pop((stream, delivery.seq), None)
+        except BadInput as wrong:
+            await self.bury(delivery, str(wrong))
+        except Unavailable as wrong:
+            log.warning("event.delayed", subject=delivery.subject, reason=str(wrong))
+            await delivery.nak(RETRY_SECONDS)
+        except Exception as wrong:
+            await self._count_failure(delivery, stream, wrong)
+        finally:
+            pings.cancel()
+
+    async def _judge(self, delivery: Delivery, table: HandlerTable) -> list[Event]:
+        event = await self.open(delivery)
+        handler = table.get(type(event))
+        return [] if handler is None else list(await handler(event))
+
+    async def open(self, delivery: Delivery) -> Event:
+        """The event of a delivery. Raises MalformedMessage."""
+        payload = await self._store.attach(delivery.payload, dict(delivery.headers))
+        return decode(delivery.subject, payload, delivery.headers)
+
+    async def _count_failure(self, delivery: Delivery, stream: str, wrong: Exception) -> None:
+        failures = self._failures[stream, delivery.seq] = self._failures.get((stream, delivery.seq), 0) + 1
+        log.error("event.failed", subject=delivery.subject, failures=failures, exc_info=wrong)
+        if failures >= MAX_ATTEMPTS:
+            await self.bury(delivery, f"failed {failures} times: {type(wrong).__name__}: {wrong}")
+        else:
+            await delivery.nak(RETRY_SECONDS)
+
+    async def bury(self, delivery: Delivery, reason: str) -> None:
+        """Dead-letter a delivery with its reason, then end it."""
+        log.error("event.dead", subject=delivery.subject, reason=reason)
+        await self._speaker.say(dead_letter(self._service, delivery, reason))
+        await delivery.term(reason[:200])
+
+
+def dead_letter(service: Service, delivery: Delivery, reason: str) -> DeadLetter:
+    """A delivery as a dead letter; the same message gives the same letter."""
+    identity = hashlib.sha256(delivery.subject.encode() + delivery.payload).hexdigest()[:24]
+    return DeadLetter(
+        run=delivery.subject.split(".")[1],
+        service=service.value,
+        letter=identity,
+        reason=reason,
+        subject=delivery.subject,
+        payload=delivery.payload,
+        headers=dict(delivery.headers),
+    )
+
+
+async def keep_alive(delivery: Delivery) -> None:
+    """Ping until cancelled, so that slow work is not given to somebody else."""
+    while True:
+        await asyncio.sleep(PROGRESS_SECONDS)
+        await delivery.in_progress()

@@ -1,0 +1,100 @@
+"""Presence and leases: a process says that it is there, and reads what its node may do now.
+
+Both are current state in key-value buckets, re-read every half second; a poke only makes the next read come sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from ..bus.base import Bus
+from ..codec import pack_record, unpack_record
+from ..contracts import Lease, NodeStatus
+from ..contracts.routes import HINT_POKE, LEASES_BUCKET, NODES_BUCKET
+from ..errors import SeamlessFlowError
+
+log = structlog.get_logger()
+
+PRESENCE_SECONDS = 1.0
+"""How often a process renews its presence."""
+PRESENCE_TTL_SECONDS = 5
+"""After this long without renewal it counts as gone."""
+LEASE_POLL_SECONDS = 0.5
+
+
+class Presence:
+    """Renews this process's NodeStatus. Change what it says with ``update``."""
+
+    def __init__(self, bus: Bus, status: NodeStatus) -> None:
+        self._bus = bus
+        self.status = status
+        self._wake = asyncio.Event()
+
+    def update(self, **changed: object) -> None:
+        """Say something new of ourselves, now."""
+        self.status = self.status.model_copy(update=changed)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Renew until cancelled, then say goodbye."""
+        bucket = await self._bus.kv(NODES_BUCKET)
+        key = f"{self.status.node}.{self.status.service}"
+        try:
+            while True:
+                try:
+                    await bucket.put(key, pack_record(self.status), ttl_seconds=PRESENCE_TTL_SECONDS)
+                except SeamlessFlowError as wrong:
+                    log.warning("presence.failed", reason=str(wrong))
+                self._wake.clear()
+                try:
+                    await asyncio.wait_for(self._wake.wait(), PRESENCE_SECONDS)
+                except TimeoutError:
+                    pass
+        finally:
+            await asyncio.shield(bucket.delete(key))
+
+
+async def read_lease(bus: Bus, node: str) -> Lease | None:
+    """What the node may do now; None when the scheduler gave it nothing yet."""
+    entry = await (await bus.kv(LEASES_BUCKET)).get(node)
+    return None if entry is None else unpack_record(Lease, entry.value)
+
+
+class LeaseWatch:
+    """Calls ``on_lease`` with every lease whose epoch is higher than the last one seen, in order, one at a time."""
+
+    def __init__(self, bus: Bus, node: str, on_lease: Callable[[Lease], Awaitable[None]]) -> None:
+        self._bus, self._node, self._on_lease = bus, node, on_lease
+        self._poked = asyncio.Event()
+        self._epoch = -1
+
+    async def run(self) -> None:
+        """Watch until cancelled. A scheduler or server that is away changes nothing: the node keeps what it has."""
+
+        async def on_poke(payload: bytes) -> None:
+            self._poked.set()
+
+        unsubscribe = await self._bus.on_hint(HINT_POKE.format(node=self._node), on_poke)
+        try:
+            while True:
+                await self._look()
+                try:
+                    await asyncio.wait_for(self._poked.wait(), LEASE_POLL_SECONDS)
+                except TimeoutError:
+                    pass
+                self._poked.clear()
+        finally:
+            await unsubscribe()
+
+    async def _look(self) -> None:
+        try:
+            lease = await read_lease(self._bus, self._node)
+        except SeamlessFlowError as wrong:
+            log.warning("lease.unreadable", reason=str(wrong))
+            return
+        if lease is not None and lease.epoch > self._epoch:
+            self._epoch = lease.epoch
+            await self._on_lease(lease)

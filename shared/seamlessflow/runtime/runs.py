@@ -1,0 +1,31 @@
+"""Joining a run: its document is the first event of its journal."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from ..contracts import RunStarted
+from ..errors import SeamlessFlowError
+from ..run_config import RunConfig, parse_run_config
+from .speaker import Speaker
+
+log = structlog.get_logger()
+
+
+async def read_run(speaker: Speaker, run: str) -> RunConfig:
+    """The run's configuration; waits until the run was started, saying so."""
+    waited = 0
+    while True:
+        try:
+            started = await speaker.first(RunStarted, run)
+        except SeamlessFlowError as wrong:
+            log.warning("run.unreadable", run=run, reason=str(wrong))
+            started = None
+        if started is not None:
+            return parse_run_config(started.document, source=f"run {run}")
+        if waited % 10 == 0:
+            log.info("run.awaited", run=run)
+        waited += 1
+        await asyncio.sleep(0.5)

@@ -1,0 +1,61 @@
+"""Saying events: the one way anything reaches the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from ..blobs import Store
+from ..bus.base import Bus, Record, Stored
+from ..codec import decode, to_message
+from ..contracts import Event
+from ..contracts.routes import journal, subject_filter
+from ..errors import SequenceMismatch
+
+E = TypeVar("E", bound=Event)
+
+
+class Speaker:
+    """Publishes events under ids of their own, so that saying one again changes nothing."""
+
+    def __init__(self, bus: Bus, store: Store) -> None:
+        self._bus = bus
+        self._store = store
+
+    async def say(self, event: Event) -> Stored | None:
+        """Store an event. None: it may exist only once and somebody said it before (perhaps we did)."""
+        message = await self._store.detach(to_message(event))
+        try:
+            return await self._bus.publish(message)
+        except SequenceMismatch:
+            return None
+
+    async def say_all(self, events: Iterable[Event]) -> None:
+        """In order, one after the other: a reader never sees a consequence before its cause."""
+        for event in events:
+            await self.say(event)
+
+    async def append(self, event: Event, expected_last_seq: int) -> int:
+        """Store an event as the next one of its subject; returns its sequence. Raises SequenceMismatch: the fence."""
+        message = await self._store.detach(to_message(event))
+        return (await self._bus.publish(replace(message, expected_last_seq=expected_last_seq))).seq
+
+    async def open(self, record: Record) -> Event:
+        """The event of a stored record."""
+        payload = await self._store.attach(record.payload, dict(record.headers))
+        return decode(record.subject, payload, record.headers)
+
+    async def first(self, kind: type[E], run: str, **known: object) -> E | None:
+        """The first stored event of a kind whose subject has the given fields, or None."""
+        record = await self._bus.first(journal(run), subject_filter(kind, run=run, **known))
+        return None if record is None else await self._of_kind(kind, record)
+
+    async def last(self, kind: type[E], run: str, **known: object) -> E | None:
+        """The last stored event of a kind whose subject has the given fields, or None."""
+        record = await self._bus.last(journal(run), subject_filter(kind, run=run, **known))
+        return None if record is None else await self._of_kind(kind, record)
+
+    async def _of_kind(self, kind: type[E], record: Record) -> E | None:
+        event = await self.open(record)
+        return event if isinstance(event, kind) else None

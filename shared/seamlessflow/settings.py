@@ -1,0 +1,39 @@
+"""What every service needs to know before it can reach anything: read from ``SEAMLESSFLOW_*`` at start, once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _host_token() -> str:
+    return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40] or "node"
+
+
+class Settings(BaseSettings):
+    """Settings shared by all services. Each can be set by its upper-case name with the prefix ``SEAMLESSFLOW_``."""
+
+    model_config = SettingsConfigDict(env_prefix="SEAMLESSFLOW_", extra="ignore", use_attribute_docstrings=True)
+
+    nats_url: str = "nats://127.0.0.1:4222"
+    """Where JetStream is. A service waits for it, saying so."""
+    store_url: str = Field(default_factory=lambda: f"file://{Path.cwd() / 'runs' / 'store'}")
+    """Any fsspec URL all services can reach: weights, checkpoints, large messages."""
+    node: str = Field(default_factory=_host_token)
+    """The machine or slice of it this process runs on; processes that share a device share the node."""
+    instance: str = Field(default_factory=lambda: f"{_host_token()}-{os.getpid()}")
+    """This very process; new at each start."""
+    work_dir: Path = Field(default_factory=lambda: Path.cwd() / "runs" / "work")
+    """Local scratch: device locks, fetched weights, agents' folders."""
+    nkey_seed: str | None = None
+    """Seed of the service's nkey user, where the server asks for one."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    log_json: bool | None = None
+    """None: JSON unless the output is a terminal."""
+    metrics_port: int | None = None
+    """Where Prometheus may read this process's metrics. None: nowhere."""
