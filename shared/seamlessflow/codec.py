@@ -56,7 +56,9 @@ def _unpack(subject: str, payload: bytes, headers: Mapping[str, str]) -> dict[st
         fields = json.loads(payload) if is_json else msgpack.unpackb(payload, raw=False, strict_map_key=True)
     except Exception as wrong:  # msgpack and json raise a dozen kinds; each means the same here
         form = "JSON" if is_json else "msgpack"
-        raise MalformedMessage(f"{subject}: expected {form} of one event, got {len(payload)} bytes that are not: {wrong}") from wrong
+        raise MalformedMessage(
+            f"{subject}: expected {form} of one event, got {len(payload)} bytes that are not: {wrong}"
+        ) from wrong
     if not isinstance(fields, dict):
         raise MalformedMessage(f"{subject}: expected a map of fields, got {type(fields).__name__}")
     return fields

@@ -64,11 +64,13 @@ class AgentSection(Section):
     env: Token
     """Its environment tag."""
     entrypoint: str | None = None
-    """``module:function``, run in a process of its own: ``function(task: dict) -> str | None``; what it returns (else what it prints) is judged."""
+    """``module:function``, run in a process of its own: ``function(task: dict) -> str | None``.
+    What it returns (else what it prints) is judged."""
     command: tuple[str, ...] | None = None
     """Program and arguments, no shell; ``{prompt}`` is replaced. What it prints on standard output is judged."""
     reward: str = "reasoning_gym"
-    """``reasoning_gym`` (the data set's own scorer) or a verifier ``module:function``: ``function(answer: str, task: dict) -> float``."""
+    """``reasoning_gym`` (the data set's own scorer) or a verifier ``module:function``:
+    ``function(answer: str, task: dict) -> float``."""
     deadline_seconds: PositiveFloat = 120.0
     """Killed after this long."""
     memory_mb: PositiveInt = 2048

@@ -29,6 +29,8 @@ class Settings(BaseSettings):
     """This very process; new at each start."""
     work_dir: Path = Field(default_factory=lambda: Path.cwd() / "runs" / "work")
     """Local scratch: device locks, fetched weights, agents' folders."""
+    model_cache: Path = Field(default_factory=lambda: Path.home() / ".cache" / "seamlessflow" / "models")
+    """Where prepared base models are kept, once for all runs of this user."""
     nkey_seed: str | None = None
     """Seed of the service's nkey user, where the server asks for one."""
     log_level: str = "info"

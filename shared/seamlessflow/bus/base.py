@@ -32,7 +32,7 @@ PROGRESS_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message to store. ``expected_last_seq`` None: unconditional. 0: nothing may exist yet on ``expected_subject``."""
+    """One message to store. ``expected_last_seq`` None: unconditional. 0: nothing may exist on ``expected_subject``."""
 
     subject: str
     payload: bytes
@@ -112,13 +112,20 @@ class Subscription(Protocol):
         ...
 
     async def leave(self) -> None:
-        """Stop pulling, nak what still arrives, wait for running handlers, unsubscribe. Idempotent."""
+        """Stop pulling, nak what still arrives, wait for running handlers, unsubscribe. Idempotent.
+
+        An idle leave takes up to two seconds on a real server. A handler must not wait for it: it would wait for itself.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """A stream to exist. ``sources`` given: a work queue filled from those (stream, subject filters), no direct publish."""
+    """A stream to exist. ``source`` given: a work queue filled from that stream by filters, and by nothing else.
+
+    source_filters: subject patterns that do not overlap; empty means everything.
+    duplicate_window_seconds: how long a journal knows ids; a queue leaves duplicates to its journal.
+    """
 
     name: str
     subjects: Sequence[str] = ()
@@ -176,7 +183,8 @@ class Bus(Protocol):
 
         Raises SequenceMismatch (append only), MessageTooLarge, BusClosed.
         An append that is repeated after a lost acknowledgement is refused by the server although it was stored: the
-        adapter then reads the last message of the compared subject and answers Stored when it carries our id.
+        adapter then reads the first message after the expected sequence on the compared subject, which is ours if and
+        only if ours was stored, whoever wrote after it, and answers Stored when it carries our id.
         """
         ...
 
@@ -223,7 +231,7 @@ class Bus(Protocol):
         ...
 
     async def on_hint(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Core subscribe; returns a function that unsubscribes. Handlers must not call the server."""
+        """Core subscribe; returns a function that unsubscribes. Handlers must not wait for the server."""
         ...
 
     async def close(self) -> None: ...

@@ -1,0 +1,35 @@
+"""``seamlessflow``: the command. One file per verb; nothing here loads torch."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ..errors import SeamlessFlowError
+from . import doctor, inspect, replay, submit, train, up
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning of language-model agents that stay exactly as they are.\n\n"
+    "Start with:  seamlessflow train deploy/demo/tiny.toml",
+)
+app.command("up")(up.up)
+app.command("train")(train.train)
+app.command("submit")(submit.submit)
+app.command("stop")(submit.stop)
+app.command("status")(inspect.status)
+app.command("ledger")(inspect.ledger)
+app.command("nodes")(inspect.nodes)
+app.command("replay")(replay.replay)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Entry point: deliberate errors are one clear message and exit code 2, never a traceback."""
+    try:
+        app()
+    except SeamlessFlowError as wrong:
+        print(f"seamlessflow: {wrong}", file=sys.stderr)
+        sys.exit(2)

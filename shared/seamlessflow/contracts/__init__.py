@@ -46,9 +46,9 @@ __all__ = [
     "BatchReady", "CallAnswered", "CallError", "CallRequested", "DeadLetter", "DropReason", "EpisodeEnded",
     "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted", "EpisodeStatus", "EpisodeTokens",
     "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded", "GenerationFinish",
-    "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Int32s", "Lease", "MaskReason",
-    "NodeStatus", "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken", "RunEnded", "RunRequested",
-    "RunStarted", "RunStopRequested", "Sample", "SamplesReady", "Sampling", "SegmentSampled", "Service", "StepTaken",
-    "StepsCommitted", "TaskSubmitted", "TasksEnded", "TrainerStarted", "TrainingEnded", "TrainingEndRequested", "Usage", "WeightsHead",
+    "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Int32s", "Lease", "MaskReason", "NodeStatus",
+    "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken", "RunEnded", "RunRequested", "RunStarted",
+    "RunStopRequested", "Sample", "SamplesReady", "Sampling", "SegmentSampled", "Service", "StepTaken", "StepsCommitted",
+    "TaskSubmitted", "TasksEnded", "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage", "WeightsHead",
     "WeightsLoaded", "WeightsPublished", "is_final", "partition",
 ]  # fmt: skip

@@ -66,13 +66,14 @@ class _Packed(Sequence[Number], Generic[Number]):
     def __getitem__(self, index: int | slice) -> Number | Self:
         if isinstance(index, slice):
             return type(self)(self._view[index].tolist())
-        return self._view[index]  # type: ignore[return-value]
+        element: Number = self._view[index]
+        return element
 
     def __add__(self, other: Self) -> Self:
         return type(self).from_bytes(self._raw + other._raw)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other._raw == self._raw  # type: ignore[attr-defined]
+        return type(other) is type(self) and other._raw == self._raw
 
     def __hash__(self) -> int:
         return hash((self.typecode, self._raw))
@@ -112,6 +113,7 @@ class _Packed(Sequence[Number], Generic[Number]):
         return {
             "type": "string",
             "contentEncoding": "base64",
+            "format": f"packed-{element}-le",
             "description": f"packed little-endian {element}; raw bytes in msgpack, base64 in JSON",
         }
 

@@ -6,12 +6,22 @@ services of different ages work side by side.
 
 from __future__ import annotations
 
+import base64
 import re
 import zlib
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 LENIENT = "lenient"
 """Key of the validation context that marks a read from the bus."""
@@ -19,8 +29,6 @@ LENIENT = "lenient"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,47}\Z")
 RESERVED_RUN = "ctl"
-
-
 
 
 def _subject_token(value: str) -> str:
@@ -35,9 +43,24 @@ def _run_name(value: str) -> str:
     return value
 
 
-Token = Annotated[str, AfterValidator(_subject_token)]
+Token = Annotated[str, AfterValidator(_subject_token), WithJsonSchema({"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"})]
 """An id that becomes one token of a subject."""
-RunName = Annotated[str, AfterValidator(_run_name)]
+RunName = Annotated[
+    str, AfterValidator(_run_name), WithJsonSchema({"type": "string", "pattern": "^(?!ctl$)[a-z0-9][a-z0-9-]{0,47}$"})
+]
+
+
+def _raw_bytes(value: object) -> object:
+    return base64.b64decode(value, validate=True) if isinstance(value, str) else value
+
+
+RawBytes = Annotated[
+    bytes,
+    BeforeValidator(_raw_bytes),
+    PlainSerializer(lambda raw: base64.b64encode(raw).decode(), return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+"""Bytes of any kind: raw in msgpack, base64 in JSON."""
 
 
 class Service(StrEnum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 
 from ..bus.base import ConsumerSpec, Message, StreamSpec
 from . import calls, episodes, fleet, generations, runs, samples, training
@@ -26,6 +27,11 @@ HINT_POKE = "sfhint.poke.{node}"
 """Core NATS, may be lost: re-read your lease now."""
 HINT_WEIGHTS = "sfhint.weights.{run}"
 """Core NATS, may be lost: re-read the weights' head now."""
+
+
+def inbox_prefix(service: Service) -> str:
+    """Where a service's answers and hints arrive. One for each, so that permissions keep them apart."""
+    return f"_INBOX_{service.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +258,18 @@ def subject_filter(event: type[Event], **known: object) -> str:
 
 def _sample_filter(known: Mapping[str, object]) -> str:
     return f"sf.{known.get('run', '*')}.sample.{known.get('group', '*')}.{known.get('episode', '*')}"
+
+
+def placeholders(template: str) -> list[str]:
+    """Names inside a template's braces, in order: ``origin.group`` for ``{origin.group}``."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name]
+
+
+def wildcards(template: str, **known: object) -> str:
+    """A template as a subject filter: known names filled in, ``*`` for every other placeholder."""
+    for name in placeholders(template):
+        template = template.replace(f"{{{name}}}", str(known.get(name, "*")))
+    return template
 
 
 def _fill(template: str, event: Event) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Event, Token
+from .base import Event, RawBytes, Token
 
 
 class RunRequested(Event):
@@ -78,5 +78,5 @@ class DeadLetter(Event):
     """Id: stable for one message, so that a repeat is stored once."""
     reason: str
     subject: str
-    payload: bytes
+    payload: RawBytes
     headers: dict[str, str] = {}

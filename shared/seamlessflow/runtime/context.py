@@ -15,6 +15,7 @@ from ..blobs import Store
 from ..bus.base import Bus
 from ..bus.jetstream import connect
 from ..contracts import NodeStatus, Service
+from ..contracts.routes import inbox_prefix
 from ..settings import Settings
 from ..telemetry import configure_logging
 from .inbox import Inbox
@@ -77,7 +78,12 @@ async def open_context(
 ) -> AsyncIterator[Context]:
     """Connect (waiting for the server, saying so), announce presence, watch signals; close in order at the end."""
     configure_logging(settings, service)
-    bus = await connect(settings.nats_url, name=f"{service.value}/{settings.instance}", nkey_seed=settings.nkey_seed)
+    bus = await connect(
+        settings.nats_url,
+        name=f"{service.value}/{settings.instance}",
+        inbox_prefix=inbox_prefix(service),
+        nkey_seed=settings.nkey_seed,
+    )
     context = make_context(service, settings, bus, capabilities=capabilities, slots=slots)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

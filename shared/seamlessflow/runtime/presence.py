@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 
@@ -49,10 +50,8 @@ class Presence:
                 except SeamlessFlowError as wrong:
                     log.warning("presence.failed", reason=str(wrong))
                 self._wake.clear()
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), PRESENCE_SECONDS)
-                except TimeoutError:
-                    pass
         finally:
             await asyncio.shield(bucket.delete(key))
 
@@ -81,10 +80,8 @@ class LeaseWatch:
         try:
             while True:
                 await self._look()
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._poked.wait(), LEASE_POLL_SECONDS)
-                except TimeoutError:
-                    pass
                 self._poked.clear()
         finally:
             await unsubscribe()

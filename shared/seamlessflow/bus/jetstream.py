@@ -1,0 +1,189 @@
+"""The real bus: one connection to a NATS server with JetStream. Joins the parts; each keeps its promises in a module.
+
+    publishing   repeat until stored, fence          standing_pull, delivery   consume
+    direct       one stored message                  batches, reading          many, in order, followed
+    kv           current state                       admin                     streams and consumers
+    wire         nats-py, and nothing else touches it
+
+A connection that nats-py closes for good (it does so on most protocol errors) cannot be used again, and neither can
+what hangs on it. Then ``on_closed`` runs, by default ``os._exit(70)``: an exit that no handler, lock or thread can hold
+up, so that the supervisor restarts the process. What was in flight is delivered again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import structlog
+from nats.aio.client import Client
+
+from seamlessflow.bus.admin import Admin
+from seamlessflow.bus.base import (
+    ConsumerSpec,
+    Handler,
+    KeyValue,
+    Message,
+    Record,
+    Stored,
+    StreamSpec,
+    Subscription,
+)
+from seamlessflow.bus.direct import DirectGet
+from seamlessflow.bus.kv import JetStreamKeyValue
+from seamlessflow.bus.publishing import Publisher
+from seamlessflow.bus.reading import Reader
+from seamlessflow.bus.standing_pull import StandingPull
+from seamlessflow.bus.wire import Incoming, Wire
+
+log = structlog.get_logger()
+
+PATIENCE_SECONDS = 30.0
+"""How long a stream that nobody serves is waited for. A cluster that lost its leader takes about 7 s."""
+
+CLOSED_EXIT_CODE = 70
+
+_SAY_AGAIN_SECONDS = 5.0
+
+
+async def connect(
+    url: str,
+    *,
+    name: str,
+    on_closed: Callable[[], None] | None = None,
+    inbox_prefix: str = "_INBOX",
+    nkey_seed: str | None = None,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> JetStreamBus:
+    """Connects, waiting for a server that is not there yet; afterwards reconnects for ever.
+
+    name: shown by the server's monitoring. nkey_seed: the secret of this service's user; None: no authentication.
+    on_closed: called once when the connection is gone for good, not after our own ``close``. None: ``os._exit(70)``.
+    """
+    lifetime = _Lifetime(name, on_closed or (lambda: os._exit(CLOSED_EXIT_CODE)))
+    client = Client()
+    wire = Wire(client)
+    await client.connect(
+        url,
+        name=name,
+        inbox_prefix=inbox_prefix,
+        nkeys_seed_str=nkey_seed,
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=0.2,
+        ping_interval=5,
+        max_outstanding_pings=2,
+        pending_size=8 << 20,
+        error_cb=lifetime.on_error,
+        closed_cb=lifetime.on_closed,
+        disconnected_cb=wire.on_lost,
+    )
+    return JetStreamBus(wire, lifetime, patience_seconds)
+
+
+class _Lifetime:
+    """Tells our own close from the server's, and trouble that is new from trouble already said."""
+
+    def __init__(self, name: str, on_closed_for_good: Callable[[], None]) -> None:
+        self.ends_on_purpose = False
+        self._log = log.bind(connection=name)
+        self._on_closed_for_good = on_closed_for_good
+        self._said = ("", 0.0)
+
+    async def on_error(self, error: Exception) -> None:
+        trouble = f"{type(error).__name__}: {error}"
+        said, at = self._said
+        if trouble != said or time.monotonic() - at > _SAY_AGAIN_SECONDS:
+            self._said = (trouble, time.monotonic())
+            self._log.warning("bus.trouble", error=trouble)
+
+    async def on_closed(self) -> None:
+        if not self.ends_on_purpose:
+            self._log.error("bus.closed_for_good", last_trouble=self._said[0])
+            self._on_closed_for_good()
+
+
+class JetStreamBus:
+    """Made by ``connect``. Keeps the promises of ``base.Bus``."""
+
+    def __init__(self, wire: Wire, lifetime: _Lifetime, patience_seconds: float) -> None:
+        self._wire = wire
+        self._lifetime = lifetime
+        self._direct = DirectGet(wire, patience_seconds)
+        self._publisher = Publisher(wire, self._direct, patience_seconds)
+        self._reader = Reader(wire, self._direct)
+        self._admin = Admin(wire, patience_seconds)
+        self._pulls: list[StandingPull] = []
+
+    async def publish(self, message: Message) -> Stored:
+        return await self._publisher.publish(message)
+
+    async def consume(
+        self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
+    ) -> Subscription:
+        pull = StandingPull(self._wire, stream, consumer, handler, credit=credit, priority=priority)
+        await pull.start()
+        self._pulls = [each for each in self._pulls if not each.has_left] + [pull]
+        return pull
+
+    def read(
+        self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False
+    ) -> AsyncIterator[Record]:
+        return self._reader.read(stream, filters=filters, start_seq=start_seq, follow=follow)
+
+    async def last(self, stream: str, subject: str) -> Record | None:
+        return await self._direct.get(stream, {"last_by_subj": subject})
+
+    async def first(self, stream: str, subject: str) -> Record | None:
+        return await self._direct.get(stream, {"seq": 1, "next_by_subj": subject})
+
+    async def kv(self, bucket: str) -> KeyValue:
+        store = JetStreamKeyValue(bucket, self._publisher, self._direct, self._reader)
+        await store.make_if_missing(self._admin)
+        return store
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        await self._admin.ensure_stream(spec)
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        await self._admin.ensure_consumer(spec)
+
+    async def delete_stream(self, name: str) -> None:
+        await self._admin.delete_stream(name)
+
+    async def stream_names(self) -> list[str]:
+        return await self._admin.stream_names()
+
+    async def stream_bytes(self, name: str) -> int:
+        return await self._admin.stream_bytes(name)
+
+    async def pending(self, stream: str, consumer: str) -> int:
+        return await self._admin.pending(stream, consumer)
+
+    def inbox(self) -> str:
+        return self._wire.inbox()
+
+    async def hint(self, subject: str, payload: bytes) -> None:
+        if self._wire.connected:  # later would be too late for a hint
+            await self._wire.send(subject, payload)
+
+    async def on_hint(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def on_message(incoming: Incoming) -> None:
+            await handler(incoming.payload)
+
+        return await self._wire.listen(subject, on_message)
+
+    async def abort(self) -> None:
+        """Go away as a killed process would: nothing handed back, nothing waited for. For tests of a peer's death."""
+        self._lifetime.ends_on_purpose = True
+        for pull in self._pulls:
+            pull.abandon()
+        await self._wire.close()
+
+    async def close(self) -> None:
+        """Flush and close. Leave subscriptions first: what one that was not left holds comes again after ack_wait."""
+        self._lifetime.ends_on_purpose = True
+        for pull in self._pulls:
+            pull.abandon()
+        await self._wire.flush(1.0)
+        await self._wire.close()

@@ -1,0 +1,162 @@
+"""The bus in one process: a real, small implementation of the same promises, without a server and without a disk.
+
+For tests of services, and for whoever wants to read what the bus promises without reading JetStream. Several clients
+share one ``MemoryServer``. It differs on purpose in one way: a subject that no stream takes raises Unavailable at once,
+since nobody else could make the stream meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import structlog
+
+from seamlessflow.bus.base import ConsumerSpec, Handler, KeyValue, Message, Record, Stored, StreamSpec, Subscription
+from seamlessflow.bus.memory_kv import MemoryBucket
+from seamlessflow.bus.memory_queue import MemoryDelivery
+from seamlessflow.bus.memory_server import HintHandler, MemoryServer
+from seamlessflow.errors import BusClosed, Unavailable
+
+log = structlog.get_logger()
+
+FAILED_HANDLER_DELAY_SECONDS = 1.0
+
+
+class MemoryBus:
+    def __init__(self, server: MemoryServer | None = None) -> None:
+        self._shared = server or MemoryServer()
+        self._closed = False
+        self._subscriptions: list[MemorySubscription] = []
+        self._hint_stops: list[Callable[[], Awaitable[None]]] = []
+
+    async def publish(self, message: Message) -> Stored:
+        await asyncio.sleep(0)  # as on a real bus, others get their turn
+        return self._server.publish(message)
+
+    async def consume(
+        self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
+    ) -> Subscription:
+        subscription = MemorySubscription(self._server, stream, consumer, handler, credit=credit, priority=priority)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    async def read(
+        self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False
+    ) -> AsyncIterator[Record]:
+        next_seq = start_seq
+        while True:
+            source = self._server.log(stream)
+            tail = source.tail
+            for record in source.between(next_seq, tail, filters):
+                yield record
+            next_seq = max(next_seq, tail + 1)
+            if not follow:
+                return
+            await source.beyond(next_seq - 1)
+
+    async def last(self, stream: str, subject: str) -> Record | None:
+        return self._server.log(stream).last(subject)
+
+    async def first(self, stream: str, subject: str) -> Record | None:
+        return self._server.log(stream).first(subject)
+
+    async def kv(self, bucket: str) -> KeyValue:
+        return self._server.buckets.setdefault(bucket, MemoryBucket(bucket))
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        self._server.ensure_stream(spec)
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        self._server.ensure_consumer(spec)
+
+    async def delete_stream(self, name: str) -> None:
+        self._server.delete_stream(name)
+
+    async def stream_names(self) -> list[str]:
+        return self._server.stream_names()
+
+    async def stream_bytes(self, name: str) -> int:
+        return self._server.stream_bytes(name)
+
+    async def pending(self, stream: str, consumer: str) -> int:
+        found = self._server.consumer(stream, consumer)
+        if found is None:
+            raise Unavailable(f"consumer {consumer} of {stream} does not exist")
+        return found.pending
+
+    def inbox(self) -> str:
+        return self._server.inbox()
+
+    async def hint(self, subject: str, payload: bytes) -> None:
+        self._server.hint(subject, payload)
+
+    async def on_hint(self, subject: str, handler: HintHandler) -> Callable[[], Awaitable[None]]:
+        stop = self._server.on_hint(subject, handler)
+        self._hint_stops.append(stop)
+        return stop
+
+    async def abort(self) -> None:
+        """Go away as a killed process would: what was delivered comes again after ack_wait."""
+        await self.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        for subscription in self._subscriptions:
+            subscription.abandon()
+        for stop in self._hint_stops:
+            await stop()
+
+    @property
+    def _server(self) -> MemoryServer:
+        if self._closed:
+            raise BusClosed("this memory bus was closed")
+        return self._shared
+
+
+class MemorySubscription:
+    """A taker of deliveries (see memory_queue) that runs its handler on each, at most ``credit`` at a time."""
+
+    def __init__(
+        self, server: MemoryServer, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None
+    ) -> None:
+        self.priority = priority or 0
+        self._server = server
+        self._where = (stream, consumer)
+        self._handler = handler
+        self._credit = credit
+        self._running: set[asyncio.Task[None]] = set()
+        server.join(stream, consumer, self)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._running) < self._credit
+
+    def take(self, delivery: MemoryDelivery) -> None:
+        task = asyncio.create_task(self._handle(delivery))
+        self._running.add(task)
+        task.add_done_callback(self._on_handled)
+
+    def set_credit(self, credit: int) -> None:
+        self._credit = credit
+        self._server.dispatch(*self._where)
+
+    async def leave(self) -> None:
+        self._server.part(*self._where, self)
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def abandon(self) -> None:
+        self._server.part(*self._where, self)
+        for task in self._running:
+            task.cancel()
+
+    async def _handle(self, delivery: MemoryDelivery) -> None:
+        try:
+            await self._handler(delivery)
+        except Exception:
+            log.exception("bus.handler_failed", subject=delivery.subject, num_delivered=delivery.num_delivered)
+            await delivery.nak(FAILED_HANDLER_DELAY_SECONDS)
+
+    def _on_handled(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._server.dispatch(*self._where)

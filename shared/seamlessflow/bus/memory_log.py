@@ -1,0 +1,77 @@
+"""A stream in memory: records in order, remembered ids, the fence, and news for those who follow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+from seamlessflow.bus.base import Message, Record, Stored, StreamSpec
+from seamlessflow.bus.messages import headers_of
+from seamlessflow.bus.subjects import matches
+from seamlessflow.errors import SequenceMismatch
+
+
+class MemoryLog:
+    def __init__(self, spec: StreamSpec) -> None:
+        self.spec = spec
+        self._records: list[Record] = []
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._news = asyncio.Event()
+
+    @property
+    def tail(self) -> int:
+        return len(self._records)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(len(each.payload) + len(each.subject) for each in self._records)
+
+    def takes(self, subject: str) -> bool:
+        return any(matches(pattern, subject) for pattern in self.spec.subjects)
+
+    def append(self, message: Message) -> tuple[Stored, Record | None]:
+        """Store, unless the id is known (then no record) or somebody else was first (SequenceMismatch)."""
+        if message.expected_last_seq is not None and (mine := self._fenced(message, message.expected_last_seq)):
+            return Stored(mine.seq, duplicate=True), None
+        now = time.monotonic()
+        seq, seen_at = self._seen.get(message.message_id, (0, float("-inf")))
+        if now - seen_at < self.spec.duplicate_window_seconds:
+            return Stored(seq, duplicate=True), None
+        record = Record(message.subject, message.payload, headers_of(message), self.tail + 1, time.time())
+        self._records.append(record)
+        self._seen[message.message_id] = (record.seq, now)
+        self._news.set()
+        self._news = asyncio.Event()
+        return Stored(record.seq), record
+
+    def between(self, start_seq: int, tail: int, filters: Sequence[str]) -> Iterator[Record]:
+        """Records with start_seq <= seq <= tail that fall under some filter; no filter: all."""
+        for record in self._records[max(0, start_seq - 1) : tail]:
+            if not filters or any(matches(pattern, record.subject) for pattern in filters):
+                yield record
+
+    def last(self, pattern: str) -> Record | None:
+        return next((each for each in reversed(self._records) if matches(pattern, each.subject)), None)
+
+    def first(self, pattern: str, start_seq: int = 1) -> Record | None:
+        return next(self.between(start_seq, self.tail, (pattern,)), None)
+
+    async def beyond(self, seq: int) -> None:
+        """Returns when something is stored after ``seq``."""
+        while self.tail <= seq:
+            await self._news.wait()
+
+    def _fenced(self, message: Message, expected: int) -> Record | None:
+        """None: the expectation holds. A record: our own copy stands in the way. Else raises SequenceMismatch."""
+        compared = message.expected_subject or message.subject
+        last = self.last(compared)
+        if (last.seq if last else 0) == expected:
+            return None
+        rival = self.first(compared, expected + 1)
+        if rival is not None and rival.message_id == message.message_id:
+            return rival
+        raise SequenceMismatch(
+            f"{message.message_id} expected {expected} to be the last sequence of {compared}, "
+            f"which is {last.seq if last else 0}; nothing was stored"
+        )

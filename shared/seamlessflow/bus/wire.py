@@ -1,0 +1,147 @@
+"""The edge to nats-py: the only module that touches its partly typed client.
+
+Always true: nothing is sent while the connection is away (nats-py would buffer it and send it again later, and every
+caller here repeats by itself), except acknowledgements, which may be late. A closed connection raises BusClosed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+
+from seamlessflow.errors import BusClosed
+
+NO_RESPONDERS = 503
+"""Status of a request that nobody listens for: a stream or consumer that is missing, or not recovered yet."""
+
+_PENDING_BYTES = 1 << 30
+"""A subscription drops messages above this many unread bytes; credit keeps us far below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message as it came off the wire. ``status`` is None for anything that carries a payload of its own."""
+
+    subject: str
+    reply: str
+    payload: bytes
+    headers: Mapping[str, str]
+    status: int | None
+    description: str
+
+
+class Wire:
+    """One connection. ``reconnects`` moves each time the server came back: whatever was open there is gone."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._told_when_lost: set[Callable[[], None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        return self._client.is_connected
+
+    @property
+    def reconnects(self) -> int:
+        return int(self._client.stats["reconnects"])
+
+    def inbox(self) -> str:
+        """A fresh subject under this connection's inbox prefix."""
+        return self._client.new_inbox()
+
+    async def until_connected(self) -> None:
+        """Waits as long as it takes. Raises BusClosed."""
+        while not self._client.is_connected:
+            self._raise_if_closed()
+            await asyncio.sleep(0.02)
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_seconds: float, headers: Mapping[str, str] | None = None
+    ) -> Incoming:
+        """One answer, which may be a status (503: nobody listens). Raises TimeoutError, BusClosed."""
+        await self.until_connected()
+        copied = dict(headers) if headers is not None else None
+        try:
+            return _incoming(await self._client.request(subject, payload, timeout=timeout_seconds, headers=copied))
+        except nats.errors.NoRespondersError:
+            return Incoming(subject, "", b"", {}, NO_RESPONDERS, "No Responders")
+        except nats.errors.ConnectionClosedError as error:
+            raise self._closed() from error
+        except (nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError) as error:
+            raise TimeoutError(f"no answer on {subject} within {timeout_seconds} s") from error
+
+    async def send(self, subject: str, payload: bytes = b"", *, reply: str = "") -> None:
+        """Fire and forget; kept and sent later while the connection is away, as far as the buffer goes."""
+        try:
+            await self._client.publish(subject, payload, reply=reply)
+        except nats.errors.ConnectionClosedError as error:
+            raise self._closed() from error
+        except nats.errors.OutboundBufferLimitError as error:
+            raise TimeoutError(f"the connection is away and its buffer is full: {subject} was not sent") from error
+
+    async def listen(
+        self, subject: str, on_message: Callable[[Incoming], Awaitable[None]]
+    ) -> Callable[[], Awaitable[None]]:
+        """Calls ``on_message`` with one message after the other; it must not wait for the server. Returns the end."""
+
+        async def on_raw(raw: Msg) -> None:
+            await on_message(_incoming(raw))
+
+        try:
+            subscription: NatsSubscription = await self._client.subscribe(
+                subject, cb=on_raw, pending_bytes_limit=_PENDING_BYTES
+            )
+        except nats.errors.ConnectionClosedError as error:
+            raise self._closed() from error
+
+        async def stop() -> None:
+            if not self._client.is_closed:
+                await subscription.unsubscribe()
+
+        return stop
+
+    def when_lost(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Calls ``tell`` each time the connection breaks: no answer to anything asked before will come. Returns the end."""
+        self._told_when_lost.add(tell)
+        return lambda: self._told_when_lost.discard(tell)
+
+    async def on_lost(self) -> None:
+        """nats-py says that the connection broke. Open requests end now instead of sitting out their time."""
+        for waiting in list(self._client._resp_map.values()):
+            if not waiting.done():
+                waiting.set_exception(TimeoutError("the connection broke"))
+        for tell in list(self._told_when_lost):
+            tell()
+
+    async def flush(self, timeout_seconds: float) -> bool:
+        """True when the server has seen everything sent so far."""
+        try:
+            await self._client.flush(timeout=timeout_seconds)  # type: ignore[arg-type]  # annotated int, takes float
+        except (nats.errors.Error, TimeoutError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _raise_if_closed(self) -> None:
+        if self._client.is_closed:
+            raise self._closed()
+
+    def _closed(self) -> BusClosed:
+        return BusClosed(f"the connection to NATS is closed for good ({self._client.last_error or 'by us'}); exit")
+
+
+def _incoming(raw: Msg) -> Incoming:
+    headers: dict[str, Any] = raw.headers or {}
+    # A status never has a payload; no message of ours has a "Status" header and an empty payload.
+    status = headers.get("Status") if not raw.data else None
+    number = int(status) if status is not None and status.isdigit() else None
+    return Incoming(raw.subject, raw.reply, raw.data, headers, number, headers.get("Description", ""))

@@ -1,0 +1,93 @@
+"""``seamlessflow doctor``: is this machine able to do the job, and if not, what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from ..blobs import Store
+from ..bus.server import EmbeddedServer, find_binary
+from ..client import Client
+from ..errors import SeamlessFlowError
+from ..supervisor import checkout_root
+from .options import NatsUrl, StoreUrl
+
+MIN_FREE_BYTES = 4 << 30
+PACKAGES = {
+    "agent-runner": ("aiohttp", "reasoning_gym"),
+    "trajectory-manager": ("transformers", "renderers"),
+    "rollout-worker": ("torch", "transformers", "safetensors"),
+    "trainer": ("torch", "transformers", "safetensors"),
+}
+
+
+def doctor(nats: NatsUrl = None, store: StoreUrl = None) -> None:
+    """Check Python, packages, disk, the nats-server and the store. Exit code 1 when something is missing."""
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("python", _python),
+        *[(f"packages of {service}", lambda names=names, service=service: _packages(service, names)) for service, names in PACKAGES.items()],  # type: ignore[misc]
+        ("checkout", lambda: str(checkout_root())),
+        ("nats-server", lambda: asyncio.run(_server(nats))),
+        ("store", lambda: _store(store)),
+        ("disk", _disk),
+        ("cores", lambda: f"{os.cpu_count()}"),
+    ]
+    console, failed = Console(), False
+    for name, check in checks:
+        try:
+            console.print(f"[green]ok[/]    {name}: {check()}", highlight=False)
+        except (SeamlessFlowError, OSError) as wrong:
+            failed = True
+            console.print(f"[red]wrong[/] {name}: {wrong}", highlight=False)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _python() -> str:
+    return sys.version.split()[0]
+
+
+def _packages(service: str, names: tuple[str, ...]) -> str:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SeamlessFlowError(f"{', '.join(missing)} missing: pip install 'seamlessflow[{service}]'")
+    return ", ".join(names)
+
+
+async def _server(url: str | None) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        server = None if url else EmbeddedServer(Path(folder)).start()
+        try:
+            async with Client.open(url or server.url) as client:  # type: ignore[union-attr]
+                runs = await asyncio.wait_for(client.runs(), 5)
+            return f"{url} answers, with {len(runs)} runs" if url else f"{find_binary()} starts and answers"
+        except TimeoutError as wrong:
+            raise SeamlessFlowError(f"{url} did not answer within 5 s: is a nats-server with JetStream there?") from wrong
+        finally:
+            if server is not None:
+                server.stop()
+
+
+def _store(url: str | None) -> str:
+    if url is None:
+        return "inside each run's folder (give --store URL to check another)"
+    store = Store(url)
+    store.write("doctor/probe", b"ok")
+    if store.read("doctor/probe") != b"ok":
+        raise SeamlessFlowError(f"{url}: what was written is not what is read back")
+    return f"{url} can be written and read"
+
+
+def _disk() -> str:
+    free = shutil.disk_usage(Path.cwd()).free
+    if free < MIN_FREE_BYTES:
+        raise SeamlessFlowError(f"{free >> 30} GiB free here, a run of the demo wants {MIN_FREE_BYTES >> 30}")
+    return f"{free >> 30} GiB free"

@@ -1,0 +1,98 @@
+"""``seamlessflow status``, ``ledger`` and ``nodes``: look, change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..client import Client
+from ..ledger import Ledger
+from ..run_view import RunView
+from .options import NatsUrl, RunArgument, StoreUrl
+from .place import any_address, reach
+from .submit import require_run
+
+
+async def read_view(client: Client, run: str) -> tuple[RunView, Ledger]:
+    """The whole journal folded twice: what the run looks like, and where every token went."""
+    view, events = RunView(), []
+    async for record, event in client.events(run):
+        view.apply(event, record.time)
+        events.append(event)
+    return view, Ledger.of(events)
+
+
+def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> None:
+    """Where a run is: steps, rewards, evaluations, failures."""
+
+    async def look() -> RunView:
+        async with reach(run, nats, store) as client:
+            await require_run(client, run)
+            return (await read_view(client, run))[0]
+
+    view = asyncio.run(look())
+    console = Console()
+    state = f"ended ({view.ended.reason})" if view.ended else "running"
+    console.print(f"[bold]{run}[/] {state}; step {view.step} ({view.committed_step} committed), {view.sampled_tokens:,} tokens sampled")
+    for name, event in view.evaluations.items():
+        scores = ", ".join(f"{env} {score:.3f}" for env, score in event.mean_reward.items())
+        console.print(f"evaluation {name}: {scores} over {event.num_episodes} episodes ({event.num_failed} failed)")
+    if view.steps:
+        last = view.steps[-1].metrics
+        console.print("last step: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(last.items())))
+    for letter in view.dead_letters[-5:]:
+        console.print(f"[red]dead letter[/] {letter.subject}: {letter.reason}", highlight=False)
+    for failure in view.failures[-5:]:
+        console.print(f"[yellow]failed[/] {failure}", highlight=False)
+
+
+def ledger(
+    run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None, as_json: Annotated[bool, typer.Option("--json")] = False
+) -> None:
+    """Where every episode and every sampled token went, recomputed from the journal. Exit code 1 if it does not balance."""
+
+    async def look() -> Ledger:
+        async with reach(run, nats, store) as client:
+            await require_run(client, run)
+            return (await read_view(client, run))[1]
+
+    found = asyncio.run(look())
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=1))
+    else:
+        Console().print(ledger_table(found))
+    raise typer.Exit(0 if found.balanced else 1)
+
+
+def ledger_table(found: Ledger) -> Table:
+    """The ledger for people."""
+    table = Table(title=None if found.balanced else "DOES NOT BALANCE")
+    table.add_column("")
+    columns = found.as_dict()
+    names = list(columns["tokens"])
+    for name in names:
+        table.add_column(name, justify="right")
+    for kind in ("episodes", "tokens"):
+        table.add_row(kind, *(f"{columns[kind].get(name, 0):,}" for name in names))
+    return table
+
+
+def nodes(nats: NatsUrl = None) -> None:
+    """Who is there, what each can do, and what its node holds now."""
+
+    async def look() -> Table:
+        table = Table()
+        for name in ("node", "service", "can", "role", "run", "epoch", "state", "why"):
+            table.add_column(name)
+        async with Client.open(any_address(nats)) as client:
+            for seen, lease in await client.nodes():
+                held = (lease.role.value, lease.run or "", str(lease.epoch), seen.state, lease.reason) if lease else ("", "", "", seen.state, "")
+                table.add_row(seen.node, seen.service, " ".join(seen.capabilities), *held)
+        return table
+
+    Console().print(asyncio.run(look()))

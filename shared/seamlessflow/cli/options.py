@@ -1,0 +1,15 @@
+"""Options that several verbs share, described once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+NatsUrl = Annotated[
+    str | None, typer.Option("--nats", envvar="SEAMLESSFLOW_NATS_URL", help="A nats-server with JetStream; default: the run's own.")
+]
+StoreUrl = Annotated[
+    str | None, typer.Option("--store", envvar="SEAMLESSFLOW_STORE_URL", help="Any fsspec URL; default: inside the run folder.")
+]
+RunArgument = Annotated[str, typer.Argument(help="Name of the run, as `train` printed it.")]

@@ -1,0 +1,81 @@
+"""The end of a run: summary on the screen, ``summary.json``, ``report.html``, and the weights as a model folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..blobs import Store
+from ..client import Client
+from ..ledger import Ledger
+from ..report import headline, write_report
+from ..run_config import RunConfig
+from ..summary import summarize
+from ..task_sources import Questions
+from ..weights import fetch_folder, model_path
+from .follow import Follower
+from .inspect import ledger_table
+from .place import Folder
+
+
+async def finish(
+    client: Client,
+    run: str,
+    config: RunConfig,
+    questions: Questions,
+    follower: Follower,
+    folder: Folder,
+    began: float,
+    *,
+    interrupted: bool,
+) -> int:
+    """Write everything a run leaves behind and print the result; returns the exit code."""
+    view, console = follower.view, Console()
+    found = Ledger.of(follower.events)
+    model_dir = await asyncio.to_thread(_export_model, client.store, run, view.weights_path, folder)
+    counts = {"training": len(questions.training), "held_out": len(questions.held_out)}
+    summary = summarize(
+        run, config, view, found, counts=counts, wall_seconds=time.monotonic() - began, model_dir=model_dir
+    )
+    (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
+    await asyncio.to_thread(write_report, folder.path / "report.html", view, summary)
+    _print(console, summary, found, folder)
+    if interrupted and view.ended is None:
+        console.print(f"[yellow]stopped before its end[/]; go on with: seamlessflow train --resume {run}")
+        return 130
+    return 0 if found.balanced and view.ended is not None and view.ended.reason in ("completed", "tasks_ended", "stopped") else 1
+
+
+def _export_model(store: Store, run: str, weights_path: str, folder: Folder) -> str:
+    """Config, tokenizer and newest weights side by side: a folder for ``from_pretrained``. Empty when nothing was published."""
+    if not weights_path:
+        return ""
+    target = folder.path / "model"
+    fetch_folder(store, model_path(run), target)
+    fetch_folder(store, weights_path, target)
+    return str(target)
+
+
+def _print(console: Console, summary: dict[str, Any], found: Ledger, folder: Folder) -> None:
+    console.rule(f"{summary['run']}: {summary['reason']}")
+    console.print(headline(summary), style="bold", highlight=False)
+    table = Table(show_header=False, box=None)
+    for name, seconds in summary["wall_seconds"].items():
+        table.add_row(name.replace("_", " "), f"{seconds:.1f} s")
+    table.add_row("of which training steps", f"{summary['train_seconds']:.1f} s")
+    table.add_row("tokens per second", f"{summary['tokens_per_second']:.1f}")
+    pauses = summary["pauses"]
+    table.add_row("weight pauses", f"{pauses['count']} ({pauses['milliseconds_total']:.0f} ms in all, longest {pauses['milliseconds_max']:.0f} ms)")
+    table.add_row("staleness of trained tokens", ", ".join(f"{age}: {n:,}" for age, n in summary["staleness"].items()) or "-")
+    table.add_row("episodes", ", ".join(f"{n} {status}" for status, n in summary["episodes_by_status"].items()))
+    if summary["dead_letters"]:
+        table.add_row("dead letters", f"{summary['dead_letters']}: seamlessflow status {summary['run']}")
+    table.add_row("weights", f"{summary['weights']['model']}/ (transformers: from_pretrained)")
+    table.add_row("report", f"{folder.path}/report.html, summary.json, metrics.jsonl, tensorboard/")
+    console.print(table, highlight=False)
+    console.print(ledger_table(found))

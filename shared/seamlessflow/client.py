@@ -1,0 +1,95 @@
+"""For people and programs that use SeamlessFlow: request a run, publish tasks, follow what happens.
+
+    async with Client.open("nats://127.0.0.1:4222") as client:
+        await client.submit(TaskSubmitted(run="demo", task="t1", env="single", prompt="What is 2 + 2?"))
+        async for event, time in client.follow("demo"):
+            ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from .blobs import Store
+from .bus.base import Bus, Record
+from .bus.jetstream import connect
+from .codec import unpack_record
+from .contracts import (
+    Event,
+    NodeStatus,
+    RunRequested,
+    RunStopRequested,
+    TasksEnded,
+    TaskSubmitted,
+)
+from .contracts.fleet import Lease
+from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, journal
+from .errors import MalformedMessage
+from .run_config import RunConfig
+from .runtime.speaker import Speaker
+
+
+class Client:
+    """A connection for people; it can publish requests and tasks and read everything."""
+
+    def __init__(self, bus: Bus, store: Store) -> None:
+        self.bus, self.store = bus, store
+        self._speaker = Speaker(bus, store)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, nats_url: str, store_url: str = "memory://") -> AsyncIterator[Self]:
+        """Connect and, at the end, close. Without ``store_url`` events above 64 KiB cannot be read."""
+        bus = await connect(nats_url, name="client")
+        try:
+            yield cls(bus, Store(store_url))
+        finally:
+            await bus.close()
+
+    async def request_run(self, run: str, config: RunConfig) -> bool:
+        """Ask for a run; False when one of this name was asked for before."""
+        await self.bus.ensure_stream(_control())
+        return await self._speaker.say(RunRequested(run=run, document=config.model_dump(mode="json"))) is not None
+
+    async def stop_run(self, run: str, reason: str = "requested") -> None:
+        """Ask for an orderly end."""
+        await self._speaker.say(RunStopRequested(run=run, reason=reason))
+
+    async def submit(self, task: TaskSubmitted) -> bool:
+        """Publish a task; False when the journal saw this task id in the last ten minutes."""
+        stored = await self._speaker.say(task)
+        return stored is not None and not stored.duplicate
+
+    async def end_tasks(self, run: str) -> None:
+        """Say that no more tasks will come."""
+        await self._speaker.say(TasksEnded(run=run))
+
+    async def runs(self) -> list[str]:
+        """Names of the runs whose journals exist."""
+        return sorted(name[2:] for name in await self.bus.stream_names() if name.startswith(journal("")))
+
+    async def events(self, run: str, *, follow: bool = False, start_seq: int = 1) -> AsyncIterator[tuple[Record, Event]]:
+        """A run's journal in order, each event with its record (sequence, time, subject). Malformed messages are passed over."""
+        async for record in self.bus.read(journal(run), start_seq=start_seq, follow=follow):
+            try:
+                yield record, await self._speaker.open(record)
+            except MalformedMessage:
+                continue  # its reader has dead-lettered it; the dead letter is an event of its own
+
+    async def nodes(self) -> list[tuple[NodeStatus, Lease | None]]:
+        """Who is there now, and what each node may do."""
+        leases = {e.key: unpack_record(Lease, e.value) for e in await (await self.bus.kv(LEASES_BUCKET)).entries() if _is_node(e.key)}
+        present = [unpack_record(NodeStatus, e.value) for e in await (await self.bus.kv(NODES_BUCKET)).entries()]
+        return [(status, leases.get(status.node)) for status in sorted(present, key=lambda s: (s.node, s.service))]
+
+
+def _is_node(key: str) -> bool:
+    return "." not in key
+
+
+def _control():  # type: ignore[no-untyped-def]
+    from .contracts.routes import control_streams
+
+    return next(spec for spec in control_streams() if spec.name == CONTROL_STREAM)

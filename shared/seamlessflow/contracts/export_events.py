@@ -1,0 +1,192 @@
+"""docs/events.md: who says what to whom, and what every field means."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import groupby
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from . import fleet
+from .arrays import Float32s, Int32s
+from .base import Record, Service
+from .export_asyncapi import stream_name
+from .export_words import meaning, member_meanings
+from .routes import (
+    BUCKETS,
+    HINT_POKE,
+    HINT_WEIGHTS,
+    LEASES_BUCKET,
+    NODES_BUCKET,
+    QUEUES,
+    ROUTES,
+    RUNS_BUCKET,
+    WEIGHTS_BUCKET,
+    Route,
+    consumers_of,
+)
+
+_HEAD = """\
+# Events
+
+Generated from `seamlessflow.contracts` by `./task schemas`; do not edit.
+
+Everything any service says is an event: published once on its subject, stored in the run's journal `J_<run>`, and
+copied by the server into the queue of every service that must act on it. An event is *once* when a second one on the
+same subject is refused by the server, whoever says it. The message id makes repeats of one fact harmless; the run's name
+is put in front of it. Payloads are msgpack maps with the fields below and `event` (`CallRequested/1`), or JSON with the
+header `Content-Type: application/json`. JSON Schemas are in [schemas/](../schemas).
+"""
+
+_BUCKET_RECORDS: dict[str, tuple[str, str, str]] = {
+    NODES_BUCKET: ("`<node>.<service>`", "NodeStatus", "every process, for itself; expires unless renewed"),
+    LEASES_BUCKET: ("`<node>`", "Lease", "the scheduler"),
+    WEIGHTS_BUCKET: ("`<run>`", "WeightsHead", "the trainer of the run"),
+    RUNS_BUCKET: ("scheduler's own", "", "the scheduler"),
+}
+
+
+def events_document() -> str:
+    """The whole page."""
+    sections = [_section(module, list(routes)) for module, routes in groupby(ROUTES, key=lambda r: r.event.__module__)]
+    return "\n".join([_HEAD, *sections, _queues(), _state(), _shared_parts(), _choices()])
+
+
+def _section(module: str, routes: list[Route]) -> str:
+    title, _, rest = (inspect.getdoc(sys.modules[module]) or "").partition("\n")
+    title = title.rstrip(".")
+    lines = [f"## {title}", rest.strip(), ""] if rest.strip() else [f"## {title}", ""]
+    lines += _table(
+        ("event", "subject", "stream", "said by", "acted on by", "once", "message id"),
+        [
+            (
+                f"[{route.event.__name__}](#{route.event.__name__.lower()})",
+                f"`{route.subject}`",
+                f"`{stream_name(route)}`",
+                _services(route.said_by),
+                _services(consumers_of(route.event)) or "—",
+                _once(route),
+                f"`{route.message_id}`",
+            )
+            for route in routes
+        ],
+    )
+    for route in routes:
+        lines += _record(route.event)
+    return "\n".join(lines)
+
+
+def _once(route: Route) -> str:
+    if route.once is None:
+        return ""
+    return "yes" if route.once == route.subject else f"over `{route.once}`"
+
+
+def _services(services: tuple[Service, ...]) -> str:
+    return "everybody" if set(services) == set(Service) else ", ".join(service.value for service in services)
+
+
+def _record(kind: type[Record]) -> list[str]:
+    name = kind.__name__
+    lines = [f"### {name}", "", inspect.getdoc(kind) or "", ""]
+    rows = [(f"`{field}`", _type(info), meaning(kind, field)) for field, info in kind.model_fields.items()]
+    return lines + _table(("field", "type", "meaning"), rows)
+
+
+def _type(info: FieldInfo) -> str:
+    default = "" if info.is_required() else f" = {_default(info)}"
+    return f"`{_type_name(info.annotation)}{default}`"
+
+
+def _default(info: FieldInfo) -> str:
+    value = info.get_default(call_default_factory=False)
+    return str(value.value) if isinstance(value, Enum) else repr(value)
+
+
+def _type_name(kind: Any) -> str:
+    if kind in (Int32s, Float32s) or (isinstance(kind, type) and not get_args(kind)):
+        return str(kind.__name__) if kind is not type(None) else "None"
+    return str(kind).replace("typing.", "").replace("seamlessflow.contracts.", "").split("Annotated[")[0] or str(kind)
+
+
+def _queues() -> str:
+    rows = [
+        (
+            queue.service.value,
+            f"`Q{queue.role}_<run>`",
+            "<br>".join(f"`{pattern}`" for pattern in queue.filters),
+            f"`{queue.consumer}`",
+        )
+        for queue in QUEUES
+    ]
+    return "\n".join(["## Queues: who must act on what", "", *_table(("service", "stream", "sources", "consumer"), rows)])
+
+
+def _state() -> str:
+    """Buckets and hints."""
+    rows = [(f"`{name}`", *_BUCKET_RECORDS[name]) for name in BUCKETS]
+    lines = ["## Current state: key-value buckets", "", *_table(("bucket", "key", "value", "written by"), rows)]
+    lines += ["## Hints: core NATS, may be lost", ""]
+    lines += _table(
+        ("subject", "said by", "meaning"),
+        [
+            (f"`{HINT_POKE}`", "scheduler", "re-read your lease now"),
+            (f"`{HINT_WEIGHTS}`", "trainer", "re-read the weights' head now"),
+            ("inbox in `CallRequested.reply`", "trajectory-manager", "the encoded CallAnswered, or a text delta"),
+        ],
+    )
+    return "\n".join(lines)
+
+
+def _shared_parts() -> str:
+    kinds = {part.__name__: part for route in ROUTES for part in _parts(route.event)}
+    kinds |= {kind.__name__: kind for kind in (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead)}
+    return "\n".join(["## Parts of events, and values of buckets", *_flat(_record(kinds[name]) for name in sorted(kinds))])
+
+
+def _choices() -> str:
+    kinds = {
+        kind.__name__: kind for route in ROUTES for record in (route.event, *_parts(route.event)) for kind in _enums(record)
+    }
+    lines = ["## Named values", ""]
+    for name in sorted(kinds):
+        rows = [(f"`{value}`", text or "—") for value, text in member_meanings(kinds[name]).items()]
+        lines += [f"### {name}", "", inspect.getdoc(kinds[name]) or "", "", *_table(("value", "meaning"), rows)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _parts(kind: type[Record]) -> Iterator[type[Record]]:
+    """Records inside a record, at any depth."""
+    for inner in _mentioned(kind):
+        if issubclass(inner, Record):
+            yield inner
+            yield from _parts(inner)
+
+
+def _enums(kind: type[Record]) -> Iterator[type[Enum]]:
+    for inner in _mentioned(kind):
+        if issubclass(inner, Enum):
+            yield inner
+
+
+def _mentioned(kind: type[Record]) -> Iterator[type]:
+    waiting = [info.annotation for info in kind.model_fields.values()]
+    while waiting:
+        each: Any = waiting.pop()
+        waiting += get_args(each)
+        if isinstance(each, type) and not get_args(each):
+            yield each
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
+    ruled = [cells[0], ["---"] * len(head), *cells[1:]]
+    return [f"| {' | '.join(row)} |" for row in ruled] + [""]
+
+
+def _flat(many: Iterator[list[str]]) -> list[str]:
+    return ["", *(line for lines in many for line in lines)]

@@ -1,0 +1,121 @@
+"""A run as one HTML file: curves, roles over time, tables. Everything inline, nothing is fetched."""
+
+from __future__ import annotations
+
+import html
+import io
+from pathlib import Path
+from typing import Any
+
+from .run_view import RunView
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#1b1f24}
+h1{margin-bottom:.1em} table{border-collapse:collapse;margin:1em 0} td,th{padding:.25em .9em;border-bottom:1px solid #d8dee4;text-align:right}
+td:first-child,th:first-child{text-align:left} .lead{font-size:1.25em} figure{margin:1.5em 0} figcaption{color:#57606a} svg{max-width:100%;height:auto}
+"""
+_ROLE_COLOURS = {"rollout": "#2f81f7", "train": "#fb8f44", "idle": "#d0d7de", "serve": "#8ddb8c"}
+
+
+def write_report(path: Path, view: RunView, summary: dict[str, Any]) -> None:
+    """Write the report. Needs matplotlib (extra ``report``)."""
+    figures = [
+        ("Reward of sampled answers, per step and agent", _reward_curve(view)),
+        ("What each device did", _roles(view)),
+        ("Age of trained tokens, in optimiser steps", _staleness(view)),
+        ("Trainer against engine: mean absolute logprob gap at equal weights, and gradient norm", _health(view)),
+    ]
+    body = [f"<h1>{html.escape(summary['run'])}</h1>", f"<p class=lead>{html.escape(headline(summary))}</p>", _tables(summary)]
+    body += [f"<figure>{svg}<figcaption>{html.escape(title)}</figcaption></figure>" for title, svg in figures if svg]
+    page = f"<!doctype html><meta charset=utf-8><title>{html.escape(summary['run'])}</title><style>{_STYLE}</style>{''.join(body)}"
+    path.write_text(page)
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """The result in one sentence."""
+    before, after = (summary["evaluation"].get(name, {}).get("mean_reward", {}) for name in ("before", "after"))
+    gains = [f"{env}: {before.get(env, float('nan')):.2f} before, {value:.2f} after" for env, value in after.items()]
+    scores = "; ".join(gains) or "no evaluation"
+    return f"Held-out reward {scores}. {summary['steps']} steps, {summary['sampled_tokens']:,} sampled tokens."
+
+
+def _tables(summary: dict[str, Any]) -> str:
+    ledger = summary["ledger"]
+    columns = list(ledger["tokens"])
+    head = "".join(f"<th>{html.escape(str(c))}</th>" for c in columns)
+    rows = "".join(
+        f"<tr><td>{kind}</td>" + "".join(f"<td>{ledger[kind].get(c, 0):,}</td>" for c in columns) + "</tr>"
+        for kind in ("episodes", "tokens")
+    )
+    seconds = "".join(f"<tr><td>{html.escape(k)}</td><td>{v:.1f} s</td></tr>" for k, v in summary["wall_seconds"].items())
+    return f"<table><tr><th>ledger</th>{head}</tr>{rows}</table><table><tr><th>phase</th><th></th></tr>{seconds}</table>"
+
+
+def _axes(height: float = 2.8) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue().partition("<svg")[1] + out.getvalue().partition("<svg")[2]
+
+
+def _reward_curve(view: RunView) -> str:
+    if not view.steps:
+        return ""
+    figure, axes = _axes()
+    names = sorted({name for row in view.steps for name in row.metrics if name.startswith("reward/")}) or ["reward"]
+    for name in names:
+        rows = [row for row in view.steps if name in row.metrics]
+        axes.plot([r.step for r in rows], [r.metrics[name] for r in rows], marker=".", label=name.removeprefix("reward/"))
+    axes.set(xlabel="step", ylabel="mean reward")
+    axes.legend()
+    return _svg(figure)
+
+
+def _roles(view: RunView) -> str:
+    spans = [s for s in view.role_spans if s[1] in ("rollout", "train", "idle")]
+    if not spans or view.started is None:
+        return ""
+    nodes = sorted({node for node, *_ in spans})
+    figure, axes = _axes(0.9 + 0.5 * len(nodes))
+    end = view.ended_at or view.last_time or 0.0
+    for node, role, since, until in spans:
+        axes.broken_barh(
+            [(since - view.started, (until or end) - since)], (nodes.index(node) - 0.4, 0.8), facecolors=_ROLE_COLOURS[role]
+        )
+    axes.set(xlabel="seconds since the run began", yticks=range(len(nodes)), yticklabels=nodes)
+    from matplotlib.patches import Patch
+
+    axes.legend(handles=[Patch(color=_ROLE_COLOURS[r], label=r) for r in ("rollout", "train", "idle")], ncols=3, fontsize=8)
+    return _svg(figure)
+
+
+def _staleness(view: RunView) -> str:
+    if not view.staleness:
+        return ""
+    figure, axes = _axes(2.0)
+    ages = sorted(view.staleness)
+    axes.bar([str(age) for age in ages], [view.staleness[age] for age in ages])
+    axes.set(xlabel="age", ylabel="tokens")
+    return _svg(figure)
+
+
+def _health(view: RunView) -> str:
+    rows = [row for row in view.steps if "logprob_gap" in row.metrics]
+    if not rows:
+        return ""
+    figure, axes = _axes(2.4)
+    axes.plot([r.step for r in rows], [r.metrics["logprob_gap"] for r in rows], color="#8250df", label="logprob gap (nats)")
+    axes.set(xlabel="step", ylabel="gap")
+    other = axes.twinx()
+    other.plot([r.step for r in view.steps], [r.metrics.get("grad_norm", 0.0) for r in view.steps], color="#57606a", alpha=0.6)
+    other.set_ylabel("gradient norm")
+    axes.legend()
+    return _svg(figure)

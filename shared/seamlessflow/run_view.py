@@ -1,0 +1,171 @@
+"""What a run looks like from outside: a fold over its journal, for the screen, the summary and the report. Pure.
+
+Time is the moment the server stored an event (Unix seconds); nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .contracts import (
+    DeadLetter,
+    EpisodeEnded,
+    EpisodeOpened,
+    EpisodeStarted,
+    EpisodeStatus,
+    EvaluationEnded,
+    Event,
+    GroupAdmitted,
+    GroupDropped,
+    Role,
+    RoleAssigned,
+    RoleTaken,
+    RunEnded,
+    RunStarted,
+    SamplesReady,
+    SegmentSampled,
+    StepsCommitted,
+    StepTaken,
+    TrainerStarted,
+    TrainingEnded,
+    WeightsLoaded,
+    WeightsPublished,
+)
+
+
+@dataclass
+class StepRow:
+    """One optimiser step."""
+
+    step: int
+    line: int
+    weights_version: int
+    time: float
+    metrics: dict[str, float]
+
+
+@dataclass
+class RunView:
+    """Everything known of a run so far."""
+
+    started: float | None = None
+    last_time: float | None = None
+    ended: RunEnded | None = None
+    ended_at: float | None = None
+    training_began: float | None = None
+    training_ended: float | None = None
+    steps: list[StepRow] = field(default_factory=list)
+    evaluations: dict[str, EvaluationEnded] = field(default_factory=dict)
+    evaluation_done: Counter[str] = field(default_factory=Counter)
+    evaluation_opened: Counter[str] = field(default_factory=Counter)
+    sampled_tokens: int = 0
+    groups_admitted: int = 0
+    groups_dropped: Counter[str] = field(default_factory=Counter)
+    committed_step: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    roles: dict[str, tuple[Role, str]] = field(default_factory=dict)
+    role_spans: list[tuple[str, str, float, float | None]] = field(default_factory=list)
+    """(node, role, from, to): what each node was assigned, for the report."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """(time, seconds) in which an engine loaded weights while nothing was sampled."""
+    fetch_seconds: float = 0.0
+    weights_version: int | None = None
+    weights_path: str = ""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Trained-group tokens by age in optimiser steps."""
+    token_times: list[tuple[float, int]] = field(default_factory=list)
+    version_steps: dict[int, int] = field(default_factory=dict)
+    _group_versions: dict[str, Counter[int]] = field(default_factory=dict)
+    _episodes_running: set[str] = field(default_factory=set)
+
+    @property
+    def running_episodes(self) -> int:
+        return len(self._episodes_running)
+
+    @property
+    def step(self) -> int:
+        return self.steps[-1].step if self.steps else 0
+
+    def tokens_per_second(self, window_seconds: float = 30.0) -> float:
+        """Sampled tokens a second over the last window before the last event."""
+        if not self.token_times or self.last_time is None:
+            return 0.0
+        since = max(self.last_time - window_seconds, self.token_times[0][0])
+        recent = sum(n for t, n in self.token_times if t > since)
+        return recent / max(self.last_time - since, 1e-9)
+
+    def apply(self, event: Event, time: float) -> None:
+        """Take one event in. Unknown kinds only move the time."""
+        self.last_time = time
+        match event:
+            case RunStarted():
+                self.started = time
+            case RunEnded():
+                self.ended, self.ended_at = event, time
+            case GroupAdmitted(evaluation=None):
+                self.groups_admitted += 1
+                self.training_began = self.training_began or time
+            case EpisodeOpened():
+                if event.origin.evaluation and event.origin.attempt == 0:
+                    self.evaluation_opened[event.origin.evaluation] += 1
+            case EpisodeStarted():
+                self._episodes_running.add(event.episode)
+            case EpisodeEnded():
+                self._on_episode_ended(event)
+            case SegmentSampled():
+                self.sampled_tokens += len(event.token_ids)
+                self.token_times.append((time, len(event.token_ids)))
+            case SamplesReady():
+                ages = self._group_versions.setdefault(event.origin.group, Counter())
+                for sample in event.samples:
+                    ages.update(dict(sample.versions))
+            case StepTaken():
+                self._on_step(event, time)
+            case StepsCommitted():
+                self.committed_step = event.step
+            case TrainerStarted():
+                self.steps = [row for row in self.steps if row.step <= event.step]
+            case GroupDropped():
+                self.groups_dropped[event.reason.value] += 1
+            case EvaluationEnded():
+                self.evaluations[event.round] = event
+            case TrainingEnded():
+                self.training_ended = time
+            case WeightsPublished():
+                self.weights_version, self.weights_path = event.weights_version, event.path
+                self.version_steps[event.weights_version] = event.step
+            case WeightsLoaded():
+                self.pauses.append((time, event.pause_seconds))
+                self.fetch_seconds += event.fetch_seconds
+            case RoleAssigned():
+                self._on_role(event, time)
+            case RoleTaken():
+                self.roles[event.node] = (self.roles.get(event.node, (Role.IDLE, ""))[0], f"held by {event.service}")
+            case DeadLetter():
+                self.dead_letters.append(event)
+
+    def _on_episode_ended(self, event: EpisodeEnded) -> None:
+        self._episodes_running.discard(event.episode)
+        self.statuses[event.status.value] += 1
+        if event.origin.evaluation and event.status is EpisodeStatus.COMPLETED:
+            self.evaluation_done[event.origin.evaluation] += 1
+        if event.status not in (EpisodeStatus.COMPLETED, EpisodeStatus.RUN_ENDED):
+            self.failures.append(f"{event.episode}: {event.status.value}: {event.reason}")
+
+    def _on_step(self, event: StepTaken, time: float) -> None:
+        self.steps.append(StepRow(event.step, event.line, event.weights_version, time, dict(event.metrics)))
+        for group in event.groups:
+            for version, count in self._group_versions.pop(group, Counter()).items():
+                self.staleness[event.step - 1 - self.version_steps.get(version, 0)] += count
+
+    def _on_role(self, event: RoleAssigned, time: float) -> None:
+        self.roles[event.node] = (event.role, event.reason)
+        for index in range(len(self.role_spans) - 1, -1, -1):
+            node, role, since, until = self.role_spans[index]
+            if node == event.node and until is None:
+                self.role_spans[index] = (node, role, since, time)
+                break
+        self.role_spans.append((event.node, event.role.value, time, None))
