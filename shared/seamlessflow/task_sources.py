@@ -35,7 +35,7 @@ class Questions:
 
 def is_held_out(text: str, percent: int) -> bool:
     """Whether a question is only ever evaluated."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 100 < percent
+    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big") % 100 < percent
 
 
 def split_questions(questions: list[Question], percent: int, max_held_out: int | None = None) -> Questions:

@@ -91,9 +91,7 @@ class Admin:
             except TimeoutError:
                 pass  # busy, restarting, or not permitted: a violation looks the same from here
             if trouble.seconds > self._patience_seconds:
-                raise Unavailable(
-                    f"{endpoint}: {said} for {self._patience_seconds:g} s. Is JetStream on, and may we ask this?"
-                )
+                raise Unavailable(f"{endpoint}: {said} for {self._patience_seconds:g} s. Is JetStream on, and may we ask this?")
             await patience.pause()
 
 

@@ -114,7 +114,7 @@ class Subscription(Protocol):
     async def leave(self) -> None:
         """Stop pulling, nak what still arrives, wait for running handlers, unsubscribe. Idempotent.
 
-        An idle leave takes up to two seconds on a real server. A handler must not wait for it: it would wait for itself.
+        An idle leave takes up to two seconds on a real server. Never wait for it in a handler: that waits for itself.
         """
         ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
 from seamlessflow.bus.wire import Incoming, Wire
 
@@ -60,10 +61,8 @@ class JetStreamDelivery:
             await self._say(verdict)
 
     async def _say(self, verdict: bytes) -> None:
-        try:
+        with suppress(TimeoutError):  # away for so long that the buffer is full: the message is delivered again
             await self._wire.send(self._incoming.reply, verdict)
-        except TimeoutError:
-            pass  # away for so long that the buffer is full: the message is delivered again
 
     def _field(self, index: int) -> str:
         """The reply is ``$JS.ACK[.domain.account].stream.consumer.delivered.seq`` and more; old and new form differ."""

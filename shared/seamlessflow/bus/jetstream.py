@@ -70,7 +70,7 @@ async def connect(
         inbox_prefix=inbox_prefix,
         nkeys_seed_str=nkey_seed,
         max_reconnect_attempts=-1,
-        reconnect_time_wait=0.2,
+        reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, takes float
         ping_interval=5,
         max_outstanding_pings=2,
         pending_size=8 << 20,

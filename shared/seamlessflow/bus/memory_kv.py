@@ -50,7 +50,5 @@ class MemoryBucket:
         held = await self.get(key)
         held_revision = held.revision if held is not None else 0
         if held_revision != revision:
-            raise SequenceMismatch(
-                f"{self._name}/{key} is at revision {held_revision}, not {revision}; nothing changed"
-            )
+            raise SequenceMismatch(f"{self._name}/{key} is at revision {held_revision}, not {revision}; nothing changed")
         return await self.put(key, value, ttl_seconds=ttl_seconds)

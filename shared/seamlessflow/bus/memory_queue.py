@@ -53,9 +53,7 @@ class MemoryQueue:
             return
         for other in self.consumers.values():
             if any(overlaps(mine, theirs) for mine in spec.filters for theirs in other.spec.filters):
-                raise ConfigError(
-                    f"filters of consumer {spec.name} of {spec.stream} overlap those of {other.spec.name}"
-                )
+                raise ConfigError(f"filters of consumer {spec.name} of {spec.stream} overlap those of {other.spec.name}")
         consumer = self.consumers[spec.name] = MemoryConsumer(self, spec, takers)
         for seq in self.records:
             consumer.offer(seq)

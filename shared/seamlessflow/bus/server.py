@@ -61,9 +61,7 @@ class EmbeddedServer:
     extra_config: lines in the server's own configuration language, for example an ``authorization`` block.
     """
 
-    def __init__(
-        self, folder: Path, *, port: int | None = None, binary: str | None = None, extra_config: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, *, port: int | None = None, binary: str | None = None, extra_config: str = "") -> None:
         self._folder = folder
         self._binary = binary or find_binary()
         self._extra_config = extra_config

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import structlog
 
@@ -41,9 +42,7 @@ _LOOK_SECONDS = 0.1
 class StandingPull:
     """See the module. ``priority`` None for a consumer without a priority group; 0 is served before 1."""
 
-    def __init__(
-        self, wire: Wire, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None
-    ) -> None:
+    def __init__(self, wire: Wire, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None) -> None:
         self._wire = wire
         self._where = {"stream": stream, "consumer": consumer}
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
@@ -140,9 +139,7 @@ class StandingPull:
         try:
             await self._handler(delivery)
         except Exception:
-            log.exception(
-                "bus.handler_failed", subject=delivery.subject, num_delivered=delivery.num_delivered, **self._where
-            )
+            log.exception("bus.handler_failed", subject=delivery.subject, num_delivered=delivery.num_delivered, **self._where)
             await delivery.nak(FAILED_HANDLER_DELAY_SECONDS)
 
     def _on_handled(self, task: asyncio.Task[None]) -> None:
@@ -179,10 +176,8 @@ class StandingPull:
     async def _leave(self) -> None:
         self._drained.clear()
         if self._open:
-            try:
+            with suppress(TimeoutError):  # the server is away, and with it the pull
                 await asyncio.wait_for(self._drained.wait(), EXPIRES_SECONDS + 1.0)
-            except TimeoutError:
-                pass  # the server is away, and with it the pull
         await asyncio.sleep(max(0.0, self._stale_until - self._now()))
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._stop_listening()

@@ -86,9 +86,7 @@ class Wire:
         except nats.errors.OutboundBufferLimitError as error:
             raise TimeoutError(f"the connection is away and its buffer is full: {subject} was not sent") from error
 
-    async def listen(
-        self, subject: str, on_message: Callable[[Incoming], Awaitable[None]]
-    ) -> Callable[[], Awaitable[None]]:
+    async def listen(self, subject: str, on_message: Callable[[Incoming], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Calls ``on_message`` with one message after the other; it must not wait for the server. Returns the end."""
 
         async def on_raw(raw: Msg) -> None:
@@ -108,7 +106,7 @@ class Wire:
         return stop
 
     def when_lost(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Calls ``tell`` each time the connection breaks: no answer to anything asked before will come. Returns the end."""
+        """Calls ``tell`` each time the connection breaks: what was asked gets no answer. Returns how to stop that."""
         self._told_when_lost.add(tell)
         return lambda: self._told_when_lost.discard(tell)
 

@@ -1,0 +1,115 @@
+"""The command: help that teaches, and mistakes answered in one line with exit code 2."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from seamlessflow.bus.server import EmbeddedServer, free_port
+
+
+def command(*arguments, cwd, env=None):
+    return subprocess.run(
+        [sys.executable, "-c", "from seamlessflow.cli import main; main()", *arguments],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["up", "train", "submit", "stop", "status", "ledger", "nodes", "replay", "doctor"])
+def test_every_verb_explains_itself(verb, tmp_path):
+    """--help answers for each."""
+    shown = command(verb, "--help", cwd=tmp_path)
+
+    assert shown.returncode == 0
+    assert "Usage" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train", "nowhere.toml"), "no such file"),
+        (("train",), "either a run file or --resume"),
+        (("train", "--resume", "ghost"), "cannot be resumed"),
+        (("status", "ghost"), "no folder runs/ghost"),
+        (("nodes",), "say which with --nats"),
+        (("replay", "ghost", "--service", "trainer"), "cannot be replayed yet"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments, said, tmp_path):
+    """No traceback, exit code 2, and what to do."""
+    failed = command(*arguments, cwd=tmp_path)
+
+    assert failed.returncode == 2
+    assert said in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_config_typo_is_named(tmp_path):
+    """The key that is wrong and the keys there are."""
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\nname = "m"\n[[agents]]\nenv = "a"\nentrypoint = "m:f"\n[algorithm]\nstep = 3\n')
+    failed = command("train", str(file), cwd=tmp_path)
+
+    assert failed.returncode == 2
+    assert "algorithm.step: no such key" in failed.stderr
+    assert "algorithm.steps: missing" in failed.stderr
+
+
+def test_a_model_that_does_not_exist_is_said_before_anything_starts(tmp_path):
+    """No service and no server is started for it."""
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\nname = "no/such-model-anywhere"\n[[agents]]\nenv = "a"\nentrypoint = "m:f"\n[algorithm]\nsteps = 3\n')
+    failed = command("train", str(file), cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"})
+
+    assert failed.returncode == 2
+    assert "no/such-model-anywhere" in failed.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_port_in_use_is_said(tmp_path):
+    """The number, and what to do."""
+    with_server = EmbeddedServer(tmp_path / "other", port=free_port()).start()
+    try:
+        failed = command("up", "--port", str(with_server.port), cwd=tmp_path)
+    finally:
+        with_server.stop()
+
+    assert failed.returncode == 2
+    assert f"port {with_server.port} is already in use" in failed.stderr
+
+
+def test_wrong_task_lines_are_listed_and_nothing_is_published(tmp_path):
+    """Every wrong line by number."""
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"task": "t1", "env": "a", "prompt": "x"}\n{"task": "t2"}\nnot json\n')
+    failed = command("submit", str(file), "--run", "ghost", cwd=tmp_path)
+
+    assert failed.returncode == 2
+    assert "line 2: env: Field required" in failed.stderr
+    assert "line 3:" in failed.stderr
+    assert "line 1" not in failed.stderr
+
+
+def test_a_store_that_cannot_be_written_is_said_by_doctor(tmp_path):
+    """With the store's URL and the reason."""
+    (tmp_path / "plain-file").write_text("in the way")
+    shown = command("doctor", "--store", f"file://{tmp_path}/plain-file", cwd=tmp_path)
+
+    assert shown.returncode == 1
+    assert "cannot write" in shown.stdout
+
+
+def test_tasks_reach_the_run_of_a_server(tmp_path):
+    """submit needs nothing but a URL and a run's name; an unknown run is named."""
+    server = EmbeddedServer(tmp_path / "nats").start()
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({"task": "t1", "env": "a", "prompt": "x"}))
+    try:
+        failed = command("submit", str(file), "--run", "ghost", "--nats", server.url, cwd=tmp_path)
+    finally:
+        server.stop()
+
+    assert failed.returncode == 2
+    assert "'ghost' has no journal on this server" in failed.stderr

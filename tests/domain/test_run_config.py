@@ -1,0 +1,58 @@
+"""Run files: what is wrong is said with the key and what to set."""
+
+from pathlib import Path
+
+import pytest
+
+from seamlessflow.errors import ConfigError
+from seamlessflow.run_config import load_run_config, parse_run_config
+
+GOOD = {
+    "model": {"name": "m"},
+    "agents": [{"env": "a", "entrypoint": "module:function"}],
+    "algorithm": {"steps": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"modle": {}}, r"modle: no such key; known here: .*model"),
+        ({"algorithm": {"steps": 1, "learning_rat": 1}}, r"algorithm.learning_rat: no such key; known here: .*learning_rate"),
+        ({"algorithm": {}}, r"algorithm.steps: missing"),
+        ({"algorithm": {"steps": 0}}, r"algorithm.steps: .*greater than 0 \(got 0\)"),
+        ({"agents": []}, r"agents: .*at least 1"),
+        ({"agents": [{"env": "a"}]}, r"exactly one of entrypoint and command"),
+        ({"agents": [{"env": "a", "entrypoint": "no-colon"}]}, r"must be module:function"),
+        ({"agents": [{"env": "a b", "entrypoint": "m:f"}]}, r"subject token"),
+        ({"agents": GOOD["agents"] * 2}, r"env of its own"),
+        ({"fleet": {"policy": "magic"}}, r"fleet.policy: .*multiplexed"),
+    ],
+)
+def test_a_mistake_is_named(change, said):
+    """Every message holds the key and what would be right."""
+    with pytest.raises(ConfigError, match=said):
+        parse_run_config({**GOOD, **change})
+
+
+def test_a_missing_file_and_broken_toml_are_told_apart(tmp_path):
+    """Each says the file's name."""
+    with pytest.raises(ConfigError, match="no such file"):
+        load_run_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("steps = = 1")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_run_config(broken)
+
+
+@pytest.mark.parametrize("path", sorted(Path("deploy/demo").glob("*.toml")), ids=lambda p: p.name)
+def test_the_demos_run_files_are_valid(path):
+    """What the README tells people to start can be started."""
+    assert load_run_config(path).algorithm.steps > 0
+
+
+def test_a_document_survives_the_journal():
+    """RunRequested carries JSON; what comes back is the same configuration."""
+    config = parse_run_config(GOOD)
+
+    assert parse_run_config(config.model_dump(mode="json")) == config

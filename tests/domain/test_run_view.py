@@ -1,0 +1,93 @@
+"""The view of a run: what people see is a fold over its journal."""
+
+from seamlessflow.contracts import (
+    EpisodeOrigin,
+    EpisodeStatus,
+    Role,
+    RoleAssigned,
+    RunEnded,
+    RunStarted,
+    Sample,
+    SamplesReady,
+    SegmentSampled,
+    StepTaken,
+    TrainerStarted,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from seamlessflow.run_view import RunView
+
+
+def step(number, *, line=1, groups=(), version=None, **metrics):
+    return StepTaken(run="r", step=number, line=line, weights_version=version or number, groups=groups, metrics=metrics)
+
+
+def view_of(*events):
+    view = RunView()
+    for time, event in enumerate(events):
+        view.apply(event, float(time))
+    return view
+
+
+def samples(group, *versions):
+    count = sum(n for _, n in versions)
+    sample = Sample(token_ids=range(count + 1), spans=((1, count + 1),), logprobs=[-1.0] * count, versions=versions)
+    origin = EpisodeOrigin(group=group, task="t", env="e", index=0, attempt=0)
+    return SamplesReady(
+        run="r", episode=f"{group}-0-0", origin=origin, status=EpisodeStatus.COMPLETED, reward=1.0, samples=(sample,), num_sampled=count
+    )
+
+
+def published(version, at_step):
+    return WeightsPublished(run="r", weights_version=version, step=at_step, path="p", num_bytes=1, wall_seconds=0.1)
+
+
+def test_ages_are_counted_in_optimiser_steps():
+    """Tokens of version 0 and 1 trained in step 3 are two and one steps old."""
+    view = view_of(published(0, 0), published(1, 1), samples("g", (0, 3), (1, 4)), step(3, groups=("g",)))
+
+    assert view.staleness == {2: 3, 1: 4}
+
+
+def test_abandoned_steps_leave_the_curve():
+    """After a resume from step 1, the steps beyond it are done again and shown once."""
+    again = TrainerStarted(run="r", line=2, step=1, weights_version=3)
+    view = view_of(step(1), step(2), again, step(2, line=2, version=4))
+
+    assert [(row.step, row.line) for row in view.steps] == [(1, 1), (2, 2)]
+
+
+def test_the_rate_is_tokens_over_the_window():
+    """Ten tokens over the last five seconds are two a second."""
+    view = RunView()
+    for time, tokens in ((0.0, 100), (5.0, 10)):
+        view.apply(_segment(tokens), time)
+
+    assert view.tokens_per_second(5.0) == 2.0
+
+
+def _segment(tokens):
+    return SegmentSampled(
+        run="r", episode="e", generation="g", shard=0, nonce="n", start=0, token_ids=[1] * tokens, logprobs=[-1.0] * tokens,
+        weights_version=0,
+    )  # fmt: skip
+
+
+def test_roles_become_spans_without_gaps():
+    """Each assignment ends the one before it, for its own node only."""
+    def assigned(epoch, role):
+        return RoleAssigned(run="r", node="n", epoch=epoch, role=role, tags=(), reason="because")
+
+    view = view_of(assigned(1, Role.ROLLOUT), assigned(2, Role.TRAIN), assigned(3, Role.ROLLOUT))
+
+    assert view.role_spans == [("n", "rollout", 0.0, 1.0), ("n", "train", 1.0, 2.0), ("n", "rollout", 2.0, None)]
+
+
+def test_pauses_and_the_end_are_kept():
+    """What the summary prints comes from here."""
+    loaded = WeightsLoaded(run="r", weights_version=1, worker="w", fetch_seconds=0.5, pause_seconds=0.02, num_frozen=3)
+    view = view_of(RunStarted(run="r", document={}), loaded, RunEnded(run="r", reason="completed", steps=1))
+
+    assert view.pauses == [(1.0, 0.02)]
+    assert view.ended is not None
+    assert (view.started, view.ended_at) == (0.0, 2.0)
