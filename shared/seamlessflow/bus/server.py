@@ -7,17 +7,15 @@ the parent is the thread that called ``start``: call it from one that lives as l
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from seamlessflow.errors import ConfigError, Unavailable
+from seamlessflow.processes import die_with_parent
 
 MAX_PAYLOAD = "8MB"
 """Well above our own limit (``base.MAX_PAYLOAD_BYTES``): the server punishes an excess by closing the connection."""
@@ -25,8 +23,6 @@ MAX_PAYLOAD = "8MB"
 READY_SECONDS = 30.0
 STOP_SECONDS = 60.0
 """SIGTERM takes about 10 ms for each consumer."""
-
-_PR_SET_PDEATHSIG = 1
 
 _CONFIG = """\
 listen: "127.0.0.1:{port}"
@@ -93,7 +89,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
-                preexec_fn=_die_with_parent(),  # runs one system call and no Python locks
+                preexec_fn=die_with_parent,  # runs one system call and no Python locks
             )
         self._wait_until_ready()
         return self
@@ -146,14 +142,3 @@ def _answers(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def ask_kernel() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    return ask_kernel
