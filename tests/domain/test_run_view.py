@@ -34,7 +34,13 @@ def samples(group, *versions):
     sample = Sample(token_ids=range(count + 1), spans=((1, count + 1),), logprobs=[-1.0] * count, versions=versions)
     origin = EpisodeOrigin(group=group, task="t", env="e", index=0, attempt=0)
     return SamplesReady(
-        run="r", episode=f"{group}-0-0", origin=origin, status=EpisodeStatus.COMPLETED, reward=1.0, samples=(sample,), num_sampled=count
+        run="r",
+        episode=f"{group}-0-0",
+        origin=origin,
+        status=EpisodeStatus.COMPLETED,
+        reward=1.0,
+        samples=(sample,),
+        num_sampled=count,
     )
 
 
@@ -75,6 +81,7 @@ def _segment(tokens):
 
 def test_roles_become_spans_without_gaps():
     """Each assignment ends the one before it, for its own node only."""
+
     def assigned(epoch, role):
         return RoleAssigned(run="r", node="n", epoch=epoch, role=role, tags=(), reason="because")
 

@@ -1,0 +1,18 @@
+"""python -m services.trajectory_manager"""
+
+import uvloop
+
+from seamlessflow.contracts import Service
+from seamlessflow.runtime import open_context
+from seamlessflow.settings import Settings
+
+from .service import TrajectoryManager
+
+
+async def main() -> None:
+    async with open_context(Service.TRAJECTORY_MANAGER, Settings(), capabilities=("trajectories",)) as context:
+        await TrajectoryManager(context).run()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

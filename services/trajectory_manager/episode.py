@@ -1,0 +1,273 @@
+"""One episode while it runs: its calls from request to answer.
+
+    asked ──▶ planned (parent and suffix known, GenerationRequested)  ──segments, end──▶ answered (a turn of the tree)
+      │          └──▶ refused (CallAnswered with an error)
+      └── waits for messages or turns that an older event brings
+
+Segments may come in any order and more than once; a turn is made when the end is known and no token is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from seamlessflow.contracts import (
+    CallAnswered,
+    CallError,
+    CallRequested,
+    Event,
+    Float32s,
+    GenerationEnded,
+    GenerationFinish,
+    GenerationRequested,
+    Int32s,
+    SegmentSampled,
+    Usage,
+)
+from seamlessflow.errors import MalformedMessage
+
+from .identity import Message, tool_call_id
+from .matching import Conversations, Known, Place, missing_turns
+from .parsing import Parsed
+from .rendering import Known as KnownTurn
+from .rendering import Renderer
+from .template import TemplateRefused
+from .tree import Run, Tree, Turn, join, merge_runs
+
+
+@dataclass(slots=True)
+class Call:
+    """One call, as far as it got."""
+
+    request: CallRequested
+    place: Place | None = None
+    parent: str | None = None
+    is_fork: bool = False
+    requested: GenerationRequested | None = None
+    prompt_tokens: int = 0
+    segments: dict[int, SegmentSampled] = field(default_factory=dict)
+    """By start; emptied when they have become a turn of the tree."""
+    ended: GenerationEnded | None = None
+    answer: CallAnswered | None = None
+
+    @property
+    def consequence(self) -> Event | None:
+        """What the request itself led to: a generation, or an error at once. None: it waits."""
+        return self.requested if self.requested is not None else self.answer
+
+    def in_order(self) -> list[SegmentSampled]:
+        return [self.segments[start] for start in sorted(self.segments)]
+
+
+class Episode:
+    """State of one open episode. ``max_context_tokens``: longest prompt plus answer."""
+
+    def __init__(self, renderer: Renderer, max_context_tokens: int) -> None:
+        self.tree = Tree()
+        self.calls: dict[str, Call] = {}
+        self._renderer = renderer
+        self._max_context_tokens = max_context_tokens
+        self._known: dict[str, Known] = {}
+        self._tools: dict[str, list[object]] = {}
+        self._conversations = Conversations()
+
+    def ask(self, event: CallRequested) -> list[Event]:
+        """Take in a call; what it and calls that waited for its messages lead to. Empty: it waits."""
+        if event.call not in self.calls:
+            self._learn(event)
+            self.calls[event.call] = Call(event)
+        own = self.calls[event.call]
+        released = self._plan_waiting()
+        if own.consequence is None:
+            return released
+        return [own.consequence, *(event for event in released if event is not own.consequence)]
+
+    def sampled(self, event: SegmentSampled) -> list[Event]:
+        """Take in tokens; the answer when they were the last ones missing. Raises KeyError for an unknown call."""
+        call = self.calls[event.generation]
+        if call.answer is not None:
+            return []
+        held = call.segments.setdefault(event.start, event)
+        if held.token_ids != event.token_ids:
+            raise MalformedMessage(
+                f"generation {event.generation} of episode {event.episode} has two different segments at token {event.start}"
+            )
+        return self._complete(call)
+
+    def ended(self, event: GenerationEnded) -> list[Event]:
+        """Take in an end; the answer. Empty: tokens are missing. Raises KeyError for an unknown call."""
+        call = self.calls[event.generation]
+        call.ended = event
+        released = self._complete(call)
+        return released or ([call.answer] if call.answer is not None else [])
+
+    def _learn(self, event: CallRequested) -> None:
+        for digest, message in event.unseen.items():
+            if digest == event.tools:
+                self._tools.setdefault(digest, message["tools"])
+            else:
+                self._known.setdefault(digest, Known.of(message))
+
+    def _plan_waiting(self) -> list[Event]:
+        """What calls lead to that can be planned now, oldest first."""
+        waiting = [call for call in self.calls.values() if call.consequence is None]
+        return [consequence for call in waiting if (consequence := self._plan(call)) is not None]
+
+    def _plan(self, call: Call) -> Event | None:
+        request = call.request
+        if any(digest not in self._known for digest in request.messages):
+            return None
+        if request.tools is not None and request.tools not in self._tools:
+            return None
+        messages = [self._known[digest] for digest in request.messages]
+        if missing_turns(messages, self._open()):
+            return None
+        call.place = self._conversations.place(messages, request.tools)
+        try:
+            suffix = self._suffix(call, call.place, [known.message for known in messages])
+        except TemplateRefused as wrong:
+            return self._refuse(call, CallError(status=400, code="invalid_request_error", message=str(wrong)))
+        return self._request(call, suffix)
+
+    def _open(self) -> dict[str, Call]:
+        return {name: call for name, call in self.calls.items() if call.answer is None}
+
+    def runs_of(self, name: str) -> list[Run]:
+        """Weights versions and token counts of all that was sampled for a call so far."""
+        if name in self.tree:
+            return list(self.tree[name].versions)
+        return [(segment.weights_version, len(segment.token_ids)) for segment in self.calls[name].in_order()]
+
+    def _suffix(self, call: Call, place: Place, messages: list[Message]) -> list[int]:
+        tools = self._tools[call.request.tools] if call.request.tools is not None else None
+        # Examples in an episode's first prompt are no rewritten history.
+        call.is_fork = place.num_foreign > 0 and self.tree.num_roots > 0
+        if place.parent is not None:
+            parent = place.parent
+            turn = KnownTurn(lambda: self.tree.prompt_ids(parent), self.tree[parent].sampled, place.num_known)
+            suffix = self._renderer.suffix(turn, messages, tools)
+            if suffix is not None:
+                call.parent = parent
+                return suffix
+            call.is_fork = True
+        return self._renderer.render(messages, tools)
+
+    def _request(self, call: Call, suffix: list[int]) -> Event:
+        request = call.request
+        parent_tokens = 0 if call.parent is None else self.tree.num_tokens(call.parent)
+        call.prompt_tokens = parent_tokens + len(suffix)
+        room = self._max_context_tokens - call.prompt_tokens
+        if room < 1:
+            return self._refuse(call, _too_long(self._max_context_tokens, call.prompt_tokens))
+        sampling = request.sampling.model_copy(update={"max_tokens": min(request.sampling.max_tokens, room)})
+        call.requested = GenerationRequested(
+            run=request.run,
+            episode=request.episode,
+            generation=request.call,
+            tag=request.tag,
+            bucket=request.bucket,
+            shard=request.shard,
+            parent=call.parent,
+            parent_tokens=parent_tokens,
+            suffix=Int32s(suffix),
+            sampling=sampling,
+            stop_token_ids=self._renderer.stop_token_ids,
+            min_weights_version=request.min_weights_version,
+            seed=request.seed,
+        )
+        return call.requested
+
+    def _refuse(self, call: Call, error: CallError) -> CallAnswered:
+        call.answer = refusal(call.request, error)
+        return call.answer
+
+    def _complete(self, call: Call) -> list[Event]:
+        """The answer, and what it lets go on, if this call has just become complete."""
+        if call.answer is not None or call.ended is None or call.requested is None or not _has_all(call, call.ended):
+            return []
+        call.answer = self._answer(call, call.requested, call.ended)
+        return [call.answer, *self._plan_waiting()]
+
+    def _answer(self, call: Call, requested: GenerationRequested, ended: GenerationEnded) -> CallAnswered:
+        if ended.finish is GenerationFinish.CONTEXT:
+            return refusal(call.request, _too_long(self._max_context_tokens, call.prompt_tokens))
+        assert call.place is not None
+        turn = _turn_of(call, requested)
+        self.tree.add(turn)
+        call.segments.clear()
+        tools = self._tools[call.request.tools] if call.request.tools and call.request.tool_choice != "none" else None
+        parsed = self._renderer.parse(turn.sampled, tools)
+        message = message_of(parsed, call.request.call)
+        self._conversations.answered(call.request.call, call.place.key, message)
+        return CallAnswered(
+            run=call.request.run,
+            episode=call.request.episode,
+            call=call.request.call,
+            message=message,
+            finish_reason="tool_calls"
+            if parsed.tool_calls
+            else "length"
+            if ended.finish is GenerationFinish.LENGTH
+            else "stop",
+            usage=Usage(prompt_tokens=call.prompt_tokens, completion_tokens=len(turn.sampled)),
+        )
+
+
+def _finish_reason(parsed: Parsed, finish: GenerationFinish) -> str:
+    if parsed.tool_calls:
+        return "tool_calls"
+    return "length" if finish is GenerationFinish.LENGTH else "stop"
+
+
+def _has_all(call: Call, ended: GenerationEnded) -> bool:
+    position = 0
+    for segment in call.in_order():
+        if segment.start != position:
+            return False
+        position += len(segment.token_ids)
+    return position == ended.num_tokens
+
+
+def _turn_of(call: Call, requested: GenerationRequested) -> Turn:
+    segments = call.in_order()
+    return Turn(
+        call=call.request.call,
+        parent=call.parent,
+        suffix=requested.suffix,
+        sampled=join(segment.token_ids for segment in segments),
+        logprobs=Float32s.from_bytes(b"".join(segment.logprobs.to_bytes() for segment in segments)),
+        versions=merge_runs((segment.weights_version, len(segment.token_ids)) for segment in segments),
+        is_fork=call.is_fork,
+    )
+
+
+def message_of(parsed: Parsed, call: str) -> dict[str, object]:
+    """A turn in the chat completions form; its tool calls carry ids that point back at it."""
+    message: dict[str, object] = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["content"] = parsed.content or None
+        message["tool_calls"] = list(_tool_calls(parsed, call))
+    return message
+
+
+def _tool_calls(parsed: Parsed, call: str) -> Iterator[dict[str, object]]:
+    for index, tool in enumerate(parsed.tool_calls):
+        function = {"name": tool.name, "arguments": tool.arguments}
+        yield {"id": tool_call_id(call, index), "type": "function", "function": function}
+
+
+def refusal(request: CallRequested, error: CallError) -> CallAnswered:
+    """An answer that is an error."""
+    return CallAnswered(run=request.run, episode=request.episode, call=request.call, error=error)
+
+
+def _too_long(most: int, got: int) -> CallError:
+    return CallError(
+        status=400,
+        code="context_length_exceeded",
+        message=f"This model's maximum context length is {most} tokens. However, your messages resulted in {got} tokens. "
+        "Please reduce the length of the messages.",
+    )

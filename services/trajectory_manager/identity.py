@@ -1,0 +1,85 @@
+"""Which message is which, however a client writes it down.
+
+Agents do not echo history byte for byte: tool arguments are re-serialised, empty content becomes null or is left out,
+reasoning is dropped. The identity of a message keeps what the model reads and forgets the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Message = Mapping[str, Any]
+
+_POINTER = "call_"
+
+
+def text_of(content: object) -> str:
+    """The text of a message's content: a string, null, or a list of text parts. Other parts give their JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part_text(part) for part in content)
+    return json.dumps(content, sort_keys=True, ensure_ascii=False)
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return json.dumps(part, sort_keys=True, ensure_ascii=False)
+
+
+def identity_of(message: Message) -> bytes:
+    """32 bytes that two messages share exactly when they mean the same to the model.
+
+    Left out: ids of tool calls (they are pointers, see ``pointers_in``), reasoning, and fields the model never sees.
+    """
+    kept = [
+        message.get("role"),
+        text_of(message.get("content")),
+        [_call_identity(call) for call in message.get("tool_calls") or ()],
+        message.get("tool_call_id") if message.get("role") == "tool" else None,
+        message.get("name"),
+    ]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, ensure_ascii=False).encode()).digest()
+
+
+def _call_identity(call: Mapping[str, Any]) -> list[object]:
+    function = call.get("function") or {}
+    return [function.get("name"), canonical_arguments(function.get("arguments"))]
+
+
+def canonical_arguments(arguments: object) -> str:
+    """Tool arguments without the freedom JSON leaves; text that is not JSON stays as it is."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return f"raw:{arguments}"
+    return json.dumps(arguments, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def chain(key: bytes, link: bytes) -> bytes:
+    """The key of a conversation that goes on with one more message."""
+    return hashlib.sha256(key + link).digest()
+
+
+def tool_call_id(call: str, index: int) -> str:
+    """The id of a turn's ``index``-th tool call. Clients bring it back byte for byte, so it points at the turn."""
+    return f"{_POINTER}{call}_{index}"
+
+
+def pointers_in(message: Message) -> Iterator[str]:
+    """Calls that the tool-call ids of a message point at; ids that are not ours are passed over."""
+    for tool_call in message.get("tool_calls") or ():
+        identity = tool_call.get("id")
+        if isinstance(identity, str) and identity.startswith(_POINTER):
+            call, _, index = identity[len(_POINTER) :].rpartition("_")
+            if call and index.isdigit():
+                yield call

@@ -1,0 +1,80 @@
+"""The ``renderers`` package behind our interface: exact token-level renderers of the common model families.
+
+It is imported only when the model is one of its own, since its import takes half a second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from .identity import Message, text_of
+from .parsing import Parsed, ToolCall
+from .rendering import Known, Renderer
+from .template import TemplateRefused
+from .tokenizer import ChatTokenizer
+
+
+def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Renderer | None:
+    """The exact renderer of a model known by its hub id (or of a named family); None when there is none.
+
+    A fine-tune under another name may have another template, so it is rendered with its own.
+    """
+    if family is None and (not tokenizer.name_or_path or find_spec("renderers") is None):
+        return None
+    base: Any = import_module("renderers.base")
+    known = family or base.MODEL_RENDERER_MAP.get(tokenizer.name_or_path)
+    if known is None:
+        return None
+    config: Any = import_module("renderers.configs").config_from_name(known)
+    return LibraryRenderer(base.create_renderer(tokenizer, config))
+
+
+class LibraryRenderer:
+    """One of the package's renderers."""
+
+    def __init__(self, renderer: Any) -> None:
+        self._renderer = renderer
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return tuple(sorted(self._renderer.get_stop_token_ids()))
+
+    def render(self, messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
+        try:
+            ids = self._renderer.render_ids([_plain(m) for m in messages], tools=tools, add_generation_prompt=True)
+        except (ValueError, TypeError, KeyError, AssertionError) as wrong:
+            raise TemplateRefused(f"the model's renderer refuses these messages: {wrong}") from wrong
+        return list(ids)
+
+    def suffix(self, known: Known, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
+        prompt, sampled = known.prompt(), list(known.sampled)
+        new = [_plain(m) for m in messages[known.num_messages :]]
+        try:
+            bridged = self._renderer.bridge_to_next_turn(prompt, sampled, new, tools=tools)
+        except (ValueError, TypeError, KeyError, AssertionError) as wrong:
+            raise TemplateRefused(f"the model's renderer refuses these messages: {wrong}") from wrong
+        if bridged is None:
+            return None
+        length = len(prompt) + len(sampled)
+        # The package may trim to the end of the turn; only an untouched prefix is an extension of what was sampled.
+        return list(bridged.token_ids[length:]) if bridged.token_ids[:length] == prompt + sampled else None
+
+    def parse(self, sampled: Sequence[int], tools: list[Any] | None) -> Parsed:
+        parsed = self._renderer.parse_response(list(sampled), tools=tools)
+        good = [call for call in parsed.tool_calls if str(call.status) == "ok" and call.name] if tools else []
+        bad = [call for call in parsed.tool_calls if call not in good]
+        content = "".join((parsed.content, *(call.raw for call in bad)))
+        calls = tuple(ToolCall(call.name, _as_text(call.arguments)) for call in good)
+        return Parsed(content, calls, parsed.reasoning_content, len(bad) if tools else 0)
+
+
+def _as_text(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {**message, "content": text_of(message.get("content"))}

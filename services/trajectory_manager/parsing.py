@@ -1,0 +1,108 @@
+"""Sampled text to an assistant's message: ``<tool_call>`` blocks of JSON, as Qwen, Hermes and our tiny model write them.
+
+A block that is not what it should be comes back raw as content: the turn is kept, and the agent sees what was said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_DECODER = json.JSONDecoder()
+_SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """``arguments`` is the JSON text exactly as it was sampled."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a turn says. ``num_malformed``: blocks that were left in the content."""
+
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+    num_malformed: int = 0
+
+
+def parse_text(text: str, *, with_tools: bool) -> Parsed:
+    """``with_tools`` False: nobody offered tools, so whatever looks like a call is text."""
+    reasoning, content = _split_reasoning(text)
+    if not with_tools or "<tool_call>" not in content:
+        return Parsed(content, reasoning=reasoning)
+    calls: list[ToolCall] = []
+    malformed = 0
+
+    def take(block: re.Match[str]) -> str:
+        nonlocal malformed
+        call = parse_call(block.group(1))
+        if call is None:
+            malformed += 1
+            return block.group(0)
+        calls.append(call)
+        return ""
+
+    rest = _BLOCK.sub(take, content)
+    if rest.rfind("<tool_call>") > rest.rfind("</tool_call>"):
+        malformed += 1  # opened and never closed
+    return Parsed(rest.strip() if calls else content, tuple(calls), reasoning, malformed)
+
+
+def _split_reasoning(text: str) -> tuple[str | None, str]:
+    if text.startswith("<think>") and "</think>" in text:
+        reasoning, _, content = text.removeprefix("<think>").partition("</think>")
+        return reasoning.strip("\n"), content.lstrip("\n")
+    return None, text
+
+
+def parse_call(block: str) -> ToolCall | None:
+    """The call inside a block: an object with a ``name`` and ``arguments`` that are an object or text. Else None."""
+    members = _verbatim_members(block.strip())
+    if members is None or "name" not in members or "arguments" not in members:
+        return None
+    name, arguments = json.loads(members["name"]), json.loads(members["arguments"])
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict | str):
+        return None
+    return ToolCall(name, arguments if isinstance(arguments, str) else members["arguments"])
+
+
+def _verbatim_members(text: str) -> dict[str, str] | None:
+    """The members of one JSON object, each value as the very text it was written in. None: not one object."""
+    if text[:1] != "{":
+        return None
+    members: dict[str, str] = {}
+    position = _skip(text, 1)
+    try:
+        if text[position] == "}":
+            return members if position + 1 == len(text) else None
+        while True:
+            if text[position] != '"':
+                return None
+            key, position = _DECODER.raw_decode(text, position)
+            position = _skip(text, position)
+            if text[position] != ":":
+                return None
+            begin = _skip(text, position + 1)
+            _, end = _DECODER.raw_decode(text, begin)
+            members[key] = text[begin:end]
+            position = _skip(text, end)
+            if text[position] == "}":
+                return members if position + 1 == len(text) else None
+            if text[position] != ",":
+                return None
+            position = _skip(text, position + 1)
+    except (ValueError, IndexError, RecursionError):
+        return None
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _SPACE:
+        position += 1
+    return position

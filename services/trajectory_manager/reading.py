@@ -1,0 +1,93 @@
+"""Reading a run for a manager: its model folder from the store, its events from the journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from seamlessflow.blobs import Store
+from seamlessflow.bus.base import Bus
+from seamlessflow.contracts import EpisodeEnded, Event, SegmentSampled
+from seamlessflow.contracts.routes import journal, subject_filter
+from seamlessflow.errors import MalformedMessage, Unavailable
+from seamlessflow.run_config import RunConfig
+from seamlessflow.runtime import Speaker
+from seamlessflow.weights import fetch_folder, model_path
+
+from .comparison import consequences_of
+from .manager import Manager
+from .rendering import Renderer, load_renderer
+
+log = structlog.get_logger()
+
+POLL_SECONDS = 0.5
+
+
+async def fetch_renderer(store: Store, run: str, config: RunConfig, work_dir: Path) -> Renderer:
+    """The renderer of a run's model; waits until the trainer has published the model folder, saying so."""
+    folder = work_dir / "models" / run
+    waited = 0
+    while True:
+        try:
+            await asyncio.to_thread(fetch_folder, store, model_path(run), folder)
+            return await asyncio.to_thread(load_renderer, folder, config.model.name)
+        except (FileNotFoundError, Unavailable) as wrong:
+            if waited % 20 == 0:
+                log.info("model.awaited", run=run, path=model_path(run), reason=str(wrong))
+        waited += 1
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def read_events(bus: Bus, speaker: Speaker, run: str, filters: Sequence[str]) -> AsyncIterator[tuple[str, Event]]:
+    """(subject, event) in journal order. What cannot be decoded was dead-lettered by its queue and is passed over."""
+    async for record in bus.read(journal(run), filters=filters):
+        try:
+            yield record.subject, await speaker.open(record)
+        except MalformedMessage as wrong:
+            log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
+
+
+async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: Manager) -> int:
+    """Bring a manager to where the journal is; returns how many events it took.
+
+    Only open episodes are read: the ends come first, by subject alone, and ended episodes are kept as names.
+    """
+    ended_subject = subject_filter(EpisodeEnded, run=run, shard=shard)
+    ended = {record.subject.split(".")[4] async for record in bus.read(journal(run), filters=(ended_subject,))}
+    manager.mark_ended(ended)
+    taken = 0
+    async for record in bus.read(journal(run), filters=shard_filters(run, shard)):
+        if _episode_of(record.subject) in ended:
+            continue
+        try:
+            consequences_of(manager, await speaker.open(record))
+            taken += 1
+        except MalformedMessage as wrong:
+            log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
+    return taken
+
+
+async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Manager) -> None:
+    """Forget the episode of an event and apply its journal from the beginning."""
+    shard, episode = getattr(event, "shard", "*"), str(getattr(event, "episode", ""))
+    manager.forget(episode)
+    calls = f"sf.{event.run}.call.{shard}.{episode}.*"
+    segments = subject_filter(SegmentSampled, run=event.run, shard=shard, episode=episode)
+    async for _, stored in read_events(bus, speaker, event.run, (calls, segments)):
+        try:
+            consequences_of(manager, stored)
+        except MalformedMessage as wrong:
+            log.warning("journal.contradiction", episode=episode, reason=str(wrong))
+
+
+def shard_filters(run: str, shard: str) -> tuple[str, str]:
+    """Subjects of all that a manager of a shard hears."""
+    return f"sf.{run}.call.{shard}.>", f"sf.{run}.ev.segment.{shard}.>"
+
+
+def _episode_of(subject: str) -> str:
+    tokens = subject.split(".")
+    return tokens[5] if tokens[2] == "ev" else tokens[4]

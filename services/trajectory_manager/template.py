@@ -1,0 +1,88 @@
+"""A model's own chat template: messages to text, in the sandbox and with the helpers that transformers gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from seamlessflow.errors import BadInput, ConfigError
+
+from .identity import Message, text_of
+from .tokenizer import read_json
+
+
+class TemplateRefused(BadInput):
+    """The template does not accept these messages, such as two user turns in a row."""
+
+
+class ChatTemplate:
+    """Text of a conversation. Always the same text for the same messages, dates excepted."""
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        """``variables``: bos_token and the like. Raises ConfigError when the template does not compile."""
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as wrong:
+            raise ConfigError(f"chat template does not compile: {wrong}") from wrong
+        self._variables = dict(variables)
+
+    @classmethod
+    def load(cls, folder: Path, variables: Mapping[str, str]) -> ChatTemplate:
+        """Raises ConfigError when the folder brings no template."""
+        path = folder / "chat_template.jinja"
+        source = path.read_text() if path.is_file() else read_json(folder / "tokenizer_config.json").get("chat_template")
+        if isinstance(source, list):  # named templates
+            source = next((each["template"] for each in source if each.get("name") == "default"), None)
+        if not isinstance(source, str):
+            raise ConfigError(f"{folder}: no chat_template.jinja and none in tokenizer_config.json; agents need one")
+        return cls(source, variables)
+
+    def render(self, messages: Sequence[Message], tools: list[Any] | None, *, add_generation_prompt: bool) -> str:
+        """Raises TemplateRefused with the template's own words."""
+        try:
+            return self._template.render(
+                messages=[_for_template(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as wrong:
+            raise TemplateRefused(f"the model's chat template refuses these messages: {wrong}") from wrong
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Plain text content, and tool arguments as a map wherever they are one: templates iterate over them."""
+    ready = {**message, "content": text_of(message.get("content"))}
+    if message.get("tool_calls"):
+        ready["tool_calls"] = [_with_map(call) for call in message["tool_calls"]]
+    return ready
+
+
+def _with_map(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function") or {})
+    try:
+        parsed = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError):
+        return {**call, "function": function}
+    return {**call, "function": {**function, "arguments": parsed if isinstance(parsed, dict) else function["arguments"]}}
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own filter escapes HTML, which no model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

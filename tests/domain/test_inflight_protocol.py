@@ -1,0 +1,215 @@
+"""One generation under everything that can happen to it: crash, redelivery, zombie, lost acknowledgement, hand-back.
+
+    truth     token at offset n of the generation is 100 + n; the stop token stands at ``stop_at`` (beyond the budget: never)
+    journal   one subject; an append with the wrong expected last sequence stores nothing
+    holders   any number of workers that believe to hold the generation, each at its own pace
+
+Whatever the order, the journal holds a prefix of the truth, no token twice, at most one end, and the end says the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamlessflow.contracts import (
+    Event,
+    GenerationClaimed,
+    GenerationEnded,
+    GenerationFinish,
+    GenerationRequested,
+    Int32s,
+    Sampling,
+    SegmentSampled,
+)
+from seamlessflow.errors import BadInput, SequenceMismatch
+from services.rollout_worker.inflight import AckOnly, Continue, EndNow, History, Pace, Unsaid, decide, segment_of
+
+STOP_ID, PROMPT_TOKENS = 2, 3
+SAME = {"run": "r", "episode": "e-0-0", "generation": "c1", "shard": 0}
+
+
+def requested(max_tokens: int) -> GenerationRequested:
+    return GenerationRequested(
+        run="r", episode="e-0-0", generation="c1", tag="rollout", bucket=0, shard=0, suffix=Int32s([7, 8, 9]),
+        sampling=Sampling(max_tokens=max_tokens), stop_token_ids=(STOP_ID,), seed=1,
+    )  # fmt: skip
+
+
+class Journal:
+    """One subject, with its fence."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def append(self, event: Event, expected_last_seq: int) -> int:
+        if expected_last_seq != len(self.events):
+            raise SequenceMismatch("somebody else was first")
+        self.events.append(event)
+        return len(self.events)
+
+    def history(self) -> History:
+        history = History()
+        for seq, event in enumerate(self.events, 1):
+            history = history.after(event, seq)
+        return history
+
+
+@dataclass
+class Truth:
+    max_tokens: int
+    stop_at: int
+    room: int
+
+    @property
+    def tokens(self) -> list[int]:
+        limit = min(self.max_tokens, self.room)
+        return [100 + n for n in range(min(self.stop_at, limit))] + ([STOP_ID] if self.stop_at < limit else [])
+
+    @property
+    def finish(self) -> GenerationFinish:
+        if self.room < 1:
+            return GenerationFinish.CONTEXT
+        return GenerationFinish.STOP if STOP_ID in self.tokens else GenerationFinish.LENGTH
+
+
+@dataclass
+class Holder:
+    """A worker as the service is one: it folds, decides, claims, samples, says. ``is_gone``: dead, lost or done."""
+
+    journal: Journal
+    truth: Truth
+    nonce: str
+    history: History
+    claimed_seq: int | None = None
+    unsaid: Unsaid | None = None
+    end: GenerationFinish | None = None
+    num_left: int = 0
+    is_gone: bool = False
+    acked: bool = False
+    weights_version: int = 0
+    trace: list[str] = field(default_factory=list)
+
+    def claim(self) -> None:
+        decision = decide(
+            requested(self.truth.max_tokens),
+            self.history,
+            prompt_tokens=PROMPT_TOKENS,
+            max_context_tokens=PROMPT_TOKENS + self.truth.room,
+        )
+        if isinstance(decision, AckOnly):
+            self.is_gone = self.acked = True
+            return
+        start = len(self.history.token_ids)
+        try:
+            self.claimed_seq = self.journal.append(
+                GenerationClaimed(**SAME, worker="w", nonce=self.nonce, start=start), self.history.last_seq
+            )
+        except SequenceMismatch:
+            self.history = self.journal.history()  # the claim was refused: read again, decide again
+            return
+        self.unsaid = Unsaid(start, Pace())
+        if isinstance(decision, EndNow):
+            self.end = decision.finish
+        elif isinstance(decision, Continue):
+            self.num_left = decision.max_tokens
+
+    def sample(self, count: int) -> None:
+        assert self.unsaid is not None
+        for _ in range(count):
+            if self.num_left and self.end is None:
+                token = STOP_ID if self.unsaid.num_tokens_ever == self.truth.stop_at else 100 + self.unsaid.num_tokens_ever
+                self.unsaid.add([token], [-1.0], self.weights_version, 0.0)
+                self.num_left -= 1
+                self.end = GenerationFinish.STOP if token == STOP_ID else None if self.num_left else GenerationFinish.LENGTH
+
+    def say(self) -> None:
+        """Everything unsaid, and the end when there is one; then the acknowledgement."""
+        assert self.unsaid is not None and self.claimed_seq is not None
+        try:
+            while (stretch := self.unsaid.take()) is not None:
+                segment = segment_of(requested(self.truth.max_tokens), self.nonce, stretch)
+                self.claimed_seq = self.journal.append(segment, self.claimed_seq)
+            if self.end is not None:
+                end = GenerationEnded(**SAME, nonce=self.nonce, finish=self.end, num_tokens=self.unsaid.num_tokens_ever)
+                self.journal.append(end, self.claimed_seq)
+                self.is_gone = self.acked = True
+        except SequenceMismatch:
+            self.is_gone = True  # presumed dead: no ack, nak or term
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["deliver", "claim", "sample", "say", "say", "crash", "new_weights", "end_unacked"]),
+        st.integers(0, 3),
+        st.integers(1, 4),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTIONS, st.builds(Truth, st.integers(1, 12), st.integers(0, 15), st.integers(0, 15)))
+def test_whatever_happens_the_journal_tells_the_truth_once(actions, truth):
+    """And a healthy worker that comes last always finishes it, without exceeding the budget."""
+    journal, holders = Journal(), []
+    for number, (action, which, count) in enumerate(actions):
+        act(action, which, count, journal, holders, truth, nonce=f"n{number}")
+        check(journal, truth)
+    finish(journal, truth)
+    check(journal, truth)
+    assert journal.history().ended
+
+
+def act(action: str, which: int, count: int, journal: Journal, holders: list[Holder], truth: Truth, *, nonce: str) -> None:
+    if action == "deliver":
+        is_first = not holders  # a first delivery is believed to be fresh without reading
+        holders.append(Holder(journal, truth, nonce, History() if is_first else journal.history()))
+        return
+    alive = [holder for holder in holders if not holder.is_gone]
+    if not alive:
+        return
+    holder = alive[which % len(alive)]
+    if action == "crash":
+        holder.is_gone = True
+    elif action == "new_weights":
+        holder.weights_version += 1
+    elif holder.claimed_seq is None:
+        holder.claim()
+    elif action == "sample":
+        holder.sample(count)
+    else:
+        holder.say()
+
+
+def finish(journal: Journal, truth: Truth) -> None:
+    """The last redelivery, to a worker to which nothing happens."""
+    last = Holder(journal, truth, "last", journal.history())
+    last.claim()
+    if not last.is_gone:
+        last.sample(100)
+        last.say()
+    assert last.acked
+
+
+def check(journal: Journal, truth: Truth) -> None:
+    history = journal.history()  # raises on a gap or an overlap
+    assert list(history.token_ids) == truth.tokens[: len(history.token_ids)]
+    ends = [event for event in journal.events if isinstance(event, GenerationEnded)]
+    assert len(ends) <= 1
+    for end in ends:
+        assert list(history.token_ids) == truth.tokens
+        assert (end.finish, end.num_tokens) == (truth.finish, len(truth.tokens))
+    for segment in journal.events:
+        if isinstance(segment, SegmentSampled):
+            assert len(segment.token_ids) == len(segment.logprobs) > 0
+
+
+def test_a_gap_in_the_journal_is_refused_with_its_place():
+    """The fence makes it impossible; should it ever be there, it is not papered over."""
+    late = SegmentSampled(**SAME, nonce="n", start=4, token_ids=Int32s([1]), logprobs=[-1.0], weights_version=0)
+
+    with pytest.raises(BadInput, match="starts at token 4, but 0 were sampled"):
+        History().after(late, 1)
