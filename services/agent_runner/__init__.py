@@ -1,0 +1,16 @@
+"""agent-runner: runs agents, each in a process group of its own, and gives them an LLM endpoint.
+
+Hears      EpisodeOpened (queue per environment tag), CallAnswered (hint, else direct get), its lease.
+Says       EpisodeStarted, CallRequested, EpisodeEnded.
+Remembers  nothing that matters: agents die with it, and whoever is given such an episode next says RUNNER_LOST.
+Promises   an agent never learns of pauses: its call is held alive until the answer is there or its episode is over;
+           a failure is a status with a reason, never a reward; no agent outlives its runner; nothing of the service's
+           environment (bus address, seeds, store) reaches an agent.
+Waits for  CallAnswered, each call for itself, without limit but the episode's deadline.
+
+```
+EpisodeOpened ─▶ service ─▶ episodes ─▶ nursery/process ─▶ zygote ─fork─▶ agent ──HTTP──▶ gateway ─▶ CallRequested
+                               │                                                            ◀─────── CallAnswered
+                               └─ agent exits ─▶ rewards ─▶ EpisodeEnded
+```
+"""

@@ -1,0 +1,154 @@
+"""Asking the trajectory-manager: one CallRequested, and its one CallAnswered however long it takes.
+
+The answer comes as a hint on this process's inbox, or is found in the journal by a direct get each second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from aiohttp import web
+
+from seamlessflow.bus.base import Bus
+from seamlessflow.codec import decode
+from seamlessflow.contracts import CallAnswered, CallRequested
+from seamlessflow.errors import SeamlessFlowError, Unavailable
+from seamlessflow.runtime import Speaker
+
+from .chat import ChatAsked
+from .digests import digest
+
+if TYPE_CHECKING:
+    from .sessions import Session
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 1.0
+"""How often a waiter looks into the journal."""
+_SEED_BITS = 53
+"""Seeds stay exact in every language's JSON."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call that is being answered; the task lives on when the client goes away."""
+
+    id: str
+    body_digest: str
+    answer: asyncio.Task[CallAnswered]
+    request: web.BaseRequest
+    """The client that waits for it now."""
+    was_delivered: bool = False
+    """The whole answer was handed to a connection that was still open."""
+
+    @property
+    def has_lost_client(self) -> bool:
+        return self.request.transport is None or self.request.transport.is_closing()
+
+
+class CallDesk:
+    """Makes calls of requests and dispatches their answers."""
+
+    def __init__(self, bus: Bus, speaker: Speaker) -> None:
+        self._bus, self._speaker = bus, speaker
+        self._inbox = bus.inbox()
+        self._waiting: dict[str, asyncio.Future[CallAnswered]] = {}
+        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+
+    async def open(self) -> None:
+        """Listen for hints."""
+        self._unsubscribe = await self._bus.on_hint(self._inbox, self._on_hint)
+
+    async def close(self) -> None:
+        if self._unsubscribe is not None:
+            await self._unsubscribe()
+
+    def start(self, session: Session, asked: ChatAsked, body_digest: str, request: web.BaseRequest) -> Call:
+        """Ask. The returned call's task ends with the answer, or is cancelled with its session."""
+        event = self._requested(session, asked, number=len(session.calls))
+        task = asyncio.create_task(self._answered(session, event), name=f"call {event.call}")
+        call = Call(event.call, body_digest, task, request)
+        session.calls.append(call)
+        return call
+
+    def _requested(self, session: Session, asked: ChatAsked, *, number: int) -> CallRequested:
+        opened = session.opened
+        contents: dict[str, dict[str, Any]] = {}
+        messages = tuple(_noted(contents, message) for message in asked.messages)
+        tools = None if asked.tools is None else _noted(contents, {"tools": list(asked.tools)})
+        budget = min(opened.sampling.max_tokens, asked.max_tokens or opened.sampling.max_tokens)
+        return CallRequested(
+            run=opened.run,
+            episode=opened.episode,
+            call=f"c{secrets.token_hex(12)}",
+            shard=opened.shard,
+            bucket=opened.bucket,
+            origin=opened.origin,
+            tag=opened.tag,
+            messages=messages,
+            unseen={key: content for key, content in contents.items() if key not in session.seen},
+            tools=tools,
+            sampling=opened.sampling.model_copy(update={"max_tokens": budget}),
+            tool_choice=asked.tool_choice,
+            min_weights_version=opened.min_weights_version,
+            seed=call_seed(opened.seed, number),
+            reply=self._inbox,
+        )
+
+    async def _answered(self, session: Session, event: CallRequested) -> CallAnswered:
+        hinted = self._waiting[event.call] = asyncio.get_running_loop().create_future()
+        try:
+            await self._say(event)
+            # Only now: a concurrent call that left them out could otherwise come before this one in the journal.
+            session.seen.update(event.unseen)
+            while True:
+                done, _ = await asyncio.wait({hinted}, timeout=LOOK_SECONDS)
+                answer = hinted.result() if done else await self._look(event)
+                if answer is not None:
+                    return answer
+        finally:
+            del self._waiting[event.call]
+
+    async def _say(self, event: CallRequested) -> None:
+        while True:
+            try:
+                await self._speaker.say(event)
+                return
+            except Unavailable as wrong:
+                log.warning("call.delayed", call=event.call, episode=event.episode, reason=str(wrong))
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self, event: CallRequested) -> CallAnswered | None:
+        try:
+            return await self._speaker.first(CallAnswered, event.run, episode=event.episode, call=event.call)
+        except SeamlessFlowError as wrong:
+            log.warning("answer.unreadable", call=event.call, episode=event.episode, reason=str(wrong))
+            return None
+
+    async def _on_hint(self, payload: bytes) -> None:
+        try:
+            answer = decode(self._inbox, payload)
+        except SeamlessFlowError as wrong:
+            log.warning("hint.malformed", reason=str(wrong))
+            return
+        if isinstance(answer, CallAnswered):
+            waiting = self._waiting.get(answer.call)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+
+
+def call_seed(episode_seed: int, number: int) -> int:
+    """Seed of an episode's ``number``-th call: different for each, the same in a repetition."""
+    return int.from_bytes(hashlib.sha256(f"{episode_seed}:{number}".encode()).digest()[:8]) >> (64 - _SEED_BITS)
+
+
+def _noted(contents: dict[str, dict[str, Any]], content: dict[str, Any]) -> str:
+    key = digest(content)
+    contents[key] = content
+    return key

@@ -1,0 +1,174 @@
+"""OpenAI chat completions: what a request body means, and which bodies are refused. Pure.
+
+Accepted and without effect, because the run decides how tokens are drawn and everything is recorded anyway: temperature,
+top_p, seed, penalties, logit_bias, logprobs, top_logprobs (answers carry no logprobs), user, metadata, store, and fields
+we do not know. Refused with 400: what an agent would miss if it were ignored (see ``_refuse_unsupported``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgpack
+
+from .errors import ApiError, bad_request, unsupported
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TOOL_CHOICES = ("auto", "none")
+_PATIENCE = "it needs constrained decoding, which is not supported yet"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """A request that can be answered. Messages and tools are as the agent sent them."""
+
+    model: str
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] | None
+    tool_choice: str | None
+    max_tokens: int | None
+    stream: bool
+    include_usage: bool
+
+
+def parse_chat(raw: bytes) -> ChatAsked:
+    """The request in a body. Raises ApiError 400 that says what to change."""
+    body = _json_object(raw)
+    _refuse_unsupported(body)
+    model, stream = body.get("model"), body.get("stream")
+    if not isinstance(model, str) or not model:
+        raise bad_request("model must be the name of a model, see GET /v1/models", "model")
+    if stream not in (None, True, False):
+        raise bad_request("stream must be true or false", "stream")
+    return ChatAsked(
+        model=model,
+        messages=_messages(body.get("messages")),
+        tools=_tools(body.get("tools")),
+        tool_choice=_tool_choice(body.get("tool_choice")),
+        max_tokens=_max_tokens(body),
+        stream=bool(stream),
+        include_usage=_include_usage(body.get("stream_options"), is_stream=bool(stream)),
+    )
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    def refuse_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        body = json.loads(raw, parse_constant=refuse_constant)
+        msgpack.packb(body)  # what cannot travel must be refused here: lone surrogates, integers beyond 64 bits, depth
+    except (ValueError, OverflowError, RecursionError) as wrong:
+        raise bad_request(f"the body must be JSON of ordinary text and numbers: {wrong}", code="invalid_json") from wrong
+    if not isinstance(body, dict):
+        raise bad_request(f"the body must be a JSON object, got {_kind(body)}", code="invalid_json")
+    return body
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    if body.get("n") not in (None, 1):
+        raise unsupported("n must be 1: several choices per call are not supported yet; make several calls", "n")
+    if body.get("stop") not in (None, [], ""):
+        raise unsupported("stop is not supported yet: leave it out and cut the text yourself", "stop")
+    form = body.get("response_format")
+    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
+        raise unsupported(f"response_format must be left out or {{'type': 'text'}}: {_PATIENCE}", "response_format")
+    for legacy, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        if body.get(legacy) is not None:
+            raise unsupported(f"{legacy} is not supported: use {instead}", legacy)
+    if body.get("parallel_tool_calls") is False:
+        raise unsupported(f"parallel_tool_calls = false must be left out: {_PATIENCE}", "parallel_tool_calls")
+    if body.get("modalities") not in (None, ["text"]) or body.get("audio") is not None:
+        raise unsupported("only text can be answered: leave modalities and audio out", "modalities")
+
+
+def _messages(given: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(given, list) or not given:
+        raise bad_request("messages must be a list with at least one message", "messages")
+    for position, message in enumerate(given):
+        _check_message(message, f"messages[{position}]")
+    return tuple(given)
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict):
+        raise bad_request(f"{where} must be an object with role and content, got {_kind(message)}", where)
+    role = message.get("role")
+    if role not in ROLES:
+        raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", f"{where}.role")
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        raise bad_request(f"{where}.tool_call_id must be the id of the call it answers", f"{where}.tool_call_id")
+    calls = message.get("tool_calls")
+    if calls is not None:
+        _check_tool_calls(calls, where, role)
+    _check_content(message.get("content"), where, may_be_empty=role == "assistant")
+
+
+def _check_content(content: Any, where: str, *, may_be_empty: bool) -> None:
+    if isinstance(content, str) or (content is None and may_be_empty):
+        return
+    if not isinstance(content, list):
+        raise bad_request(f"{where}.content must be text or a list of text parts, got {_kind(content)}", f"{where}.content")
+    for number, part in enumerate(content):
+        place = f"{where}.content[{number}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal"):
+            raise unsupported(f"{place} has type {kind!r}: only text parts are supported, no images, audio or files", place)
+        if not isinstance(part.get(kind), str):
+            raise bad_request(f"{place}.{kind} must be text", place)
+
+
+def _check_tool_calls(calls: Any, where: str, role: Any) -> None:
+    if role != "assistant" or not isinstance(calls, list):
+        raise bad_request(f"{where}.tool_calls must be a list in a message of role assistant", f"{where}.tool_calls")
+    for number, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not all(isinstance(function.get(key), str) for key in ("name", "arguments")):
+            place = f"{where}.tool_calls[{number}]"
+            raise bad_request(f"{place} must have a function with name and arguments, both text", place)
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...] | None:
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list):
+        raise bad_request(f"tools must be a list, got {_kind(given)}", "tools")
+    for number, tool in enumerate(given):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            place = f"tools[{number}]"
+            raise bad_request(f"{place} must be {{'type': 'function', 'function': {{'name': ..., ...}}}}", place)
+    return tuple(given)
+
+
+def _tool_choice(given: Any) -> str | None:
+    if given is None or given in TOOL_CHOICES:
+        return given  # type: ignore[no-any-return]
+    raise unsupported(f"tool_choice must be 'auto' or 'none', got {given!r}: {_PATIENCE}", "tool_choice")
+
+
+def _max_tokens(body: dict[str, Any]) -> int | None:
+    wanted = [(key, body[key]) for key in ("max_tokens", "max_completion_tokens") if body.get(key) is not None]
+    for key, value in wanted:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise bad_request(f"{key} must be a whole number of at least 1, got {value!r}", key)
+    return min((value for _, value in wanted), default=None)
+
+
+def _include_usage(options: Any, *, is_stream: bool) -> bool:
+    if options is None:
+        return False
+    if not is_stream or not isinstance(options, dict):
+        raise bad_request("stream_options must be an object, and needs stream = true", "stream_options")
+    return bool(options.get("include_usage"))
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "text", type(None): "null"}
+    kind: type = type(value)
+    return names.get(kind, "a number or a truth value")
+
+
+__all__ = ["ApiError", "ChatAsked", "parse_chat"]

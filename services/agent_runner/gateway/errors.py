@@ -1,0 +1,45 @@
+"""Refusals in the form the OpenAI clients understand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from seamlessflow.contracts import CallError
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_error"}
+
+
+class ApiError(Exception):
+    """A call is refused. Trying the same again gives the same answer, and clients are told so."""
+
+    def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+    @classmethod
+    def of(cls, error: CallError) -> ApiError:
+        """The manager's refusal."""
+        return cls(error.status, error.message, code=error.code)
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> web.Response:
+        # The official clients retry 409 and 5xx by themselves unless told that it is of no use.
+        return web.json_response(self.body(), status=self.status, headers={"x-should-retry": "false"})
+
+
+def bad_request(message: str, param: str | None = None, *, code: str = "invalid_request") -> ApiError:
+    """400 that names the field and says what to change."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unsupported(message: str, param: str) -> ApiError:
+    """400 for what is not implemented: said loudly rather than ignored."""
+    return bad_request(message, param, code="unsupported_parameter")
+
+
+EPISODE_OVER = ApiError(409, "this episode is over; no further calls are answered", code="episode_over")

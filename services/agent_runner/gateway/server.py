@@ -1,0 +1,106 @@
+"""The HTTP server: routes, keys, and errors in OpenAI's form whatever goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from seamlessflow.errors import ConfigError
+
+from . import holding
+from .calls import CallDesk
+from .chat import parse_chat
+from .errors import EPISODE_OVER, ApiError
+from .sessions import Sessions
+
+log = structlog.get_logger()
+
+MAX_BODY_BYTES = 64 << 20
+RETRY_HEADER = "x-stainless-retry-count"
+_ROUTES = "POST /v1/chat/completions, GET /v1/models"
+
+
+class Gateway:
+    """Serves agents until closed. ``base_url`` is what they are told."""
+
+    def __init__(self, sessions: Sessions, desk: CallDesk) -> None:
+        self._sessions, self._desk = sessions, desk
+        self._runner: web.AppRunner | None = None
+        self.base_url = ""
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen. Raises ConfigError when the address cannot be had."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_in_their_form])
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_get("/v1/models/{model}", self._show_model)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, backlog=1024)
+        try:
+            await site.start()
+        except OSError as wrong:
+            await self._runner.cleanup()
+            what = "is in use" if wrong.errno == errno.EADDRINUSE else f"cannot be listened on: {wrong.strerror}"
+            raise ConfigError(
+                f"the gateway's address {host}:{port} {what}; "
+                "set SEAMLESSFLOW_GATEWAY_PORT to another port, or to 0 for any free one"
+            ) from wrong
+        bound_port = self._runner.addresses[0][1]
+        self.base_url = f"http://{host}:{bound_port}/v1"
+        log.info("gateway.listening", base_url=self.base_url)
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        session = self._sessions.of(request.headers)
+        raw = await request.read()
+        if session.is_over:
+            raise EPISODE_OVER
+        asked = parse_chat(raw)
+        body_digest = hashlib.sha256(raw).hexdigest()
+        num_retries = _number(request.headers.get(RETRY_HEADER, "0"))
+        if num_retries and (refusal := session.refusals.pop(body_digest, None)) is not None:
+            raise refusal
+        call = session.call_to_join(body_digest, num_retries)
+        if call is None:
+            call = self._desk.start(session, asked, body_digest, request)
+        return await holding.send(request, session, call, asked)
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        model = _model(self._sessions.of(request.headers).model)
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _show_model(self, request: web.Request) -> web.Response:
+        self._sessions.of(request.headers)
+        return web.json_response(_model(request.match_info["model"]))
+
+
+@web.middleware
+async def _in_their_form(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as refused:
+        return refused.response()
+    except web.HTTPRequestEntityTooLarge:
+        return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large").response()
+    except web.HTTPException as wrong:
+        what = f"{request.method} {request.path} is not served here; there are: {_ROUTES}"
+        return ApiError(wrong.status, what, code="unknown_route").response()
+    except Exception:
+        log.exception("gateway.failed", path=request.path)
+        return ApiError(500, "the gateway failed; its log says why", code="internal_error").response()
+
+
+def _model(name: str) -> dict[str, str | int]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "seamlessflow"}
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0

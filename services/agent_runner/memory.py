@@ -1,0 +1,64 @@
+"""How much memory each agent's session uses, looked up for all of them in one pass over /proc."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+LOOK_SECONDS = 0.5
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PROC = Path("/proc")
+
+
+def session_of(stat: str) -> int:
+    """The session id in a line of /proc/<pid>/stat; the command in it may hold spaces and brackets."""
+    return int(stat.rpartition(")")[2].split()[3])
+
+
+def own_bytes(statm: str) -> int:
+    """Memory of a process that no file backs: resident minus shared pages of /proc/<pid>/statm."""
+    _, resident, shared, *_ = statm.split()
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def memory_by_session(sessions: set[int]) -> dict[int, int]:
+    """Bytes of each session, summed over its processes. Pages still shared with the zygote count as the agent's."""
+    used = dict.fromkeys(sessions, 0)
+    for entry in os.scandir(_PROC):
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError, ValueError, IndexError):  # it exited meanwhile
+            session = session_of((_PROC / entry.name / "stat").read_text())
+            if session in used:
+                used[session] += own_bytes((_PROC / entry.name / "statm").read_text())
+    return used
+
+
+class MemoryWatch:
+    """Calls back when a session uses more than its limit."""
+
+    def __init__(self) -> None:
+        self._limits: dict[int, tuple[int, Callable[[int], None]]] = {}
+
+    def watch(self, session: int, limit_bytes: int, on_exceeded: Callable[[int], None]) -> None:
+        self._limits[session] = (limit_bytes, on_exceeded)
+
+    def forget(self, session: int) -> None:
+        self._limits.pop(session, None)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._limits:
+                self.look()
+
+    def look(self) -> None:
+        """One pass over all processes."""
+        for session, used in memory_by_session(set(self._limits)).items():
+            limit, on_exceeded = self._limits[session]
+            if used > limit:
+                on_exceeded(used)

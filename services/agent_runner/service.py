@@ -1,0 +1,106 @@
+"""The agent-runner: follows its lease, is a member of the run it names, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from seamlessflow.contracts import Lease
+from seamlessflow.errors import ConfigError
+from seamlessflow.runtime import Context, LeaseWatch, read_run
+
+from .config import RunnerSettings
+from .episodes import Surroundings
+from .gateway.calls import CallDesk
+from .gateway.server import Gateway
+from .gateway.sessions import Sessions
+from .membership import Membership
+from .memory import MemoryWatch
+from .nursery import Nursery
+
+log = structlog.get_logger()
+
+
+class AgentRunner:
+    """See the package's card."""
+
+    def __init__(self, context: Context, settings: RunnerSettings) -> None:
+        self._context, self._settings = context, settings
+        self._membership: Membership | None = None
+
+    async def run(self) -> None:
+        """Until a stop is asked for. Raises ConfigError when the gateway's address cannot be had."""
+        async with self._surroundings() as around:
+
+            async def on_lease(lease: Lease) -> None:
+                await self._follow(lease, around)
+
+            watch = LeaseWatch(self._context.bus, self._context.settings.node, on_lease)
+            try:
+                await self._context.until_stopped(watch.run(), around.memory.run())
+            finally:
+                await self._leave()
+
+    @asynccontextmanager
+    async def _surroundings(self) -> AsyncIterator[Surroundings]:
+        sessions = Sessions()
+        desk = CallDesk(self._context.bus, self._context.speaker)
+        gateway = Gateway(sessions, desk)
+        nursery = Nursery()
+        folder = await asyncio.to_thread(agents_folder, self._settings.work_dir)
+        await gateway.open(self._settings.gateway_host, self._settings.gateway_port)
+        await desk.open()
+        self._context.presence.update(facts={"gateway": gateway.base_url})
+        try:
+            yield Surroundings(
+                self._context.speaker, sessions, gateway, nursery, MemoryWatch(), folder,
+                self._settings.instance, self._settings.kill_grace_seconds,
+            )  # fmt: skip
+        finally:
+            await nursery.close()
+            await gateway.close()
+            await desk.close()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _follow(self, lease: Lease, around: Surroundings) -> None:
+        if self._membership is not None and self._membership.run != lease.run:
+            await self._leave()
+        if lease.run is None:
+            self._context.presence.update(state="idle: no lease names a run")
+            return
+        if self._membership is None:
+            self._membership = await self._join(lease.run, around)
+        await self._membership.hold(lease.tags)
+        log.info("run.held", run=lease.run, envs=lease.tags, epoch=lease.epoch)
+
+    async def _join(self, run: str, around: Surroundings) -> Membership:
+        self._context.presence.update(state=f"waiting for run {run} to be started")
+        config = await read_run(self._context.speaker, run)
+        return Membership(self._context, self._settings, around, run, config)
+
+    async def _leave(self) -> None:
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            await membership.leave()
+            log.info("run.left", run=membership.run)
+
+
+def agents_folder(work_dir: Path) -> Path:
+    """A new folder for this process's agents; folders of processes that no longer live are removed."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    for left in work_dir.glob("agents-*"):
+        owner = left.name.removeprefix("agents-")
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    folder = (work_dir / f"agents-{os.getpid()}").resolve()
+    with suppress(FileExistsError):
+        folder.mkdir()
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"agents need a folder to live in, but {folder} cannot be written; set SEAMLESSFLOW_WORK_DIR")
+    return folder

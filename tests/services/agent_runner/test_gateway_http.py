@@ -1,0 +1,166 @@
+"""Bodies and routes at the level of HTTP: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamlessflow.errors import ConfigError
+from services.agent_runner.gateway.answers import NUM_PIECES, pieces
+from services.agent_runner.gateway.calls import call_seed
+from services.agent_runner.gateway.chat import parse_chat
+from services.agent_runner.gateway.digests import digest
+from services.agent_runner.gateway.errors import ApiError
+from services.agent_runner.gateway.server import Gateway
+from services.agent_runner.gateway.sessions import Sessions
+
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "not JSON": (b"{", "must be JSON"),
+    "NaN": (b'{"model": "m", "temperature": NaN, "messages": []}', "NaN is not JSON"),
+    "half a character": (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "must be JSON"),
+    "huge number": (b'{"model": "m", "messages": [], "seed": 1' + b"0" * 30 + b"}", "must be JSON"),
+    "too deep": (b"[" * 100_000, "must be JSON"),
+    "a list": ([], "must be a JSON object"),
+    "no model": ({**HELLO, "model": None}, "model must be"),
+    "no messages": ({"model": "m"}, "at least one message"),
+    "empty messages": ({**HELLO, "messages": []}, "at least one message"),
+    "message is text": ({**HELLO, "messages": ["hi"]}, r"messages\[0\] must be an object"),
+    "unknown role": ({**HELLO, "messages": [{"role": "bot", "content": "x"}]}, "must be one of system"),
+    "no content": ({**HELLO, "messages": [{"role": "user"}]}, "got null"),
+    "image": ({**HELLO, "messages": [IMAGE]}, "no images, audio or files"),
+    "tool result without id": ({**HELLO, "messages": [{"role": "tool", "content": "7"}]}, "tool_call_id"),
+    "tool calls by user": ({**HELLO, "messages": [{"role": "user", "content": "", "tool_calls": []}]}, "role assistant"),
+    "ill-formed tool call": ({**HELLO, "messages": [{"role": "assistant", "tool_calls": [{}]}]}, "name and arguments"),
+    "n": ({**HELLO, "n": 2}, "n must be 1"),
+    "stop": ({**HELLO, "stop": ["\n"]}, "stop is not supported"),
+    "json_object": ({**HELLO, "response_format": {"type": "json_object"}}, "constrained decoding"),
+    "json_schema": ({**HELLO, "response_format": {"type": "json_schema", "json_schema": {}}}, "constrained decoding"),
+    "required": ({**HELLO, "tool_choice": "required"}, "constrained decoding"),
+    "named": ({**HELLO, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "constrained decoding"),
+    "one tool at a time": ({**HELLO, "parallel_tool_calls": False}, "constrained decoding"),
+    "functions": ({**HELLO, "functions": [{}]}, "use tools"),
+    "ill-formed tool": ({**HELLO, "tools": [{"type": "web_search"}]}, r"tools\[0\] must be"),
+    "tools are text": ({**HELLO, "tools": "calc"}, "tools must be a list"),
+    "audio": ({**HELLO, "modalities": ["text", "audio"]}, "only text"),
+    "stream": ({**HELLO, "stream": "yes"}, "true or false"),
+    "stream_options": ({**HELLO, "stream_options": {"include_usage": True}}, "needs stream = true"),
+    "max_tokens": ({**HELLO, "max_tokens": 0}, "at least 1"),
+    "max_completion_tokens": ({**HELLO, "max_completion_tokens": "9"}, "at least 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_body_that_cannot_be_answered_is_refused_with_what_to_change(gateway: Any, case: str) -> None:
+    """400 in OpenAI's form, and nothing reaches the manager."""
+    body, words = REFUSED[case]
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    status, said = await post(gateway, raw)
+
+    assert status == 400
+    assert set(said["error"]) == {"message", "type", "param", "code"}
+    with pytest.raises(ApiError, match=words):
+        parse_chat(raw)
+    assert gateway.manager.calls == []
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"n": 1}, {"stop": None}, {"response_format": {"type": "text"}}, {"tools": []}, {"tool_choice": "none"},
+        {"logprobs": False}, {"top_logprobs": None}, {"parallel_tool_calls": True}, {"unknown_field": {"a": 1}},
+    ],
+)  # fmt: skip
+def test_fields_that_change_nothing_are_accepted(harmless: dict[str, Any]) -> None:
+    """Clients send their defaults; an agent must not break on them."""
+    assert parse_chat(json.dumps({**HELLO, **harmless}).encode()).messages == tuple(HELLO["messages"])
+
+
+async def test_unknown_routes_and_methods_are_refused_in_the_same_form(gateway: Any) -> None:
+    """404 and 405 as JSON, saying what is served."""
+    async with aiohttp.ClientSession() as http:
+        for method, path, status in (("POST", "/responses", 404), ("GET", "/chat/completions", 405)):
+            async with http.request(method, gateway.gateway.base_url + path) as response:
+                assert response.status == status
+                assert "POST /v1/chat/completions" in (await response.json())["error"]["message"]
+
+
+async def test_the_key_is_taken_from_x_api_key_too(gateway: Any) -> None:
+    """Anthropic's clients send it there."""
+    status, said = await post(gateway, json.dumps(HELLO).encode(), headers={"x-api-key": gateway.session.key})
+
+    assert (status, said["choices"][0]["message"]["content"]) == (200, "echo: hello")
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer "}, {"Authorization": "Basic x"}, {"x-api-key": "sf-"}])
+async def test_without_the_right_key_nothing_is_answered(gateway: Any, headers: dict[str, str]) -> None:
+    """401 in OpenAI's form."""
+    status, said = await post(gateway, json.dumps(HELLO).encode(), headers=headers)
+
+    assert (status, said["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_port_in_use_is_said_with_the_setting_to_change(gateway: Any) -> None:
+    """The address, and the variable that sets it."""
+    port = int(gateway.gateway.base_url.rsplit(":", 1)[1].split("/")[0])
+
+    with pytest.raises(ConfigError, match=rf"127.0.0.1:{port} is in use; set SEAMLESSFLOW_GATEWAY_PORT"):
+        await Gateway(Sessions(), gateway.gateway._desk).open("127.0.0.1", port)
+
+
+async def test_a_held_call_shows_signs_of_life_before_its_json(gateway: Any) -> None:
+    """White space, which JSON allows in front."""
+
+    async def slow(messages: Any, request: Any) -> dict[str, Any]:
+        await asyncio.sleep(2.5)
+        return {"role": "assistant", "content": "x"}
+
+    gateway.manager.reply = slow
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            gateway.gateway.base_url + "/chat/completions",
+            json=HELLO,
+            headers={"Authorization": f"Bearer {gateway.session.key}"},
+        ) as response,
+    ):
+        raw = await response.read()
+
+    assert raw.startswith(b" ") and json.loads(raw)["choices"][0]["message"]["content"] == "x"
+
+
+@given(st.text())
+def test_pieces_join_to_the_text(text: str) -> None:
+    """A few of them, none empty."""
+    parts = pieces(text)
+
+    assert "".join(parts) == text and len(parts) <= NUM_PIECES and all(parts)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.none(), max_size=5))
+def test_a_digest_does_not_depend_on_the_order_of_keys(message: dict[str, Any]) -> None:
+    """Clients order keys as they like."""
+    assert digest(message) == digest(dict(reversed(message.items())))
+
+
+@given(st.integers(), st.integers(min_value=0), st.integers(min_value=0))
+def test_seeds_of_calls_differ_and_repeat(seed: int, one: int, other: int) -> None:
+    """Equal for the same call of the same episode, different otherwise, exact in any language."""
+    assert (call_seed(seed, one) == call_seed(seed, other)) == (one == other)
+    assert 0 <= call_seed(seed, one) < 1 << 53
+
+
+async def post(gateway: Any, raw: bytes, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    known = {"Authorization": f"Bearer {gateway.session.key}"} if headers is None else headers
+    url = gateway.gateway.base_url + "/chat/completions"
+    async with aiohttp.ClientSession() as http, http.post(url, data=raw, headers=known) as response:
+        return response.status, await response.json()
