@@ -1,0 +1,18 @@
+"""trainer: groups of samples become optimiser steps, weights versions and, when durable, committed steps.
+
+hears      SamplesReady, TrainingEndRequested (its queue); its node's lease
+says       TrainerStarted, BatchReady, StepTaken, WeightsPublished, GroupTrained, GroupDropped, StepsCommitted,
+           TrainingEnded, RoleTaken, RoleReleased; RunStopRequested when it cannot go on
+remembers  checkpoints in the store (model, optimiser, what they consumed); everything else it folds from the journal
+           and from samples that are not acknowledged yet
+promises   a group is closed exactly once; samples are acknowledged only when their group is closed; a version number is
+           never used twice; only what a durable checkpoint holds counts as committed; killed at any line, it goes on
+waits for  a lease that makes it a run's trainer; complete groups; the device, while the lease's role is train
+
+    service   leases ─▶ one Training            training     a run from joining to TrainingEnded
+    intake    deliveries ─▶ groups              steps        one batch ─▶ weights published, StepTaken
+    commits   checkpoint ─▶ GroupTrained, StepsCommitted, acknowledgements
+    pure      groups · batches · ages · correction · packing · algorithms/
+    torch     learner · microbatches · precision · loading · tensorfiles
+    store     checkpoints · publishing
+"""

@@ -1,12 +1,16 @@
 """Large payloads by reference: a message above 64 KiB rests in the object store under its digest.
 
 The message then has no payload and a header that names the digest; readers fetch it and check it. Any fsspec URL works.
+Credentials and endpoints come from where the filesystem looks for them: for ``s3://`` (extra ``s3``) AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL_S3 and the like; anything else through fsspec's own FSSPEC_<PROTOCOL>_<OPTION>.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import uuid
+from collections.abc import Iterable
 from dataclasses import replace
 
 import fsspec
@@ -34,15 +38,66 @@ class Store:
         """Put a whole object; raises Unavailable when the store refuses."""
         full = self.path(path)
         try:
-            self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
-            if _is_local(self.fs):
-                # A reader must never see half of it: local files are written aside and renamed.
-                self.fs.pipe_file(full + ".part", content)
-                self.fs.mv(full + ".part", full)
-            else:
-                self.fs.pipe_file(full, content)
+            target = self._aside(full)
+            self.fs.pipe_file(target, content)
+            self._in_place(target, full)
         except Exception as wrong:
             raise Unavailable(f"store {self.url}: cannot write {path} ({len(content)} bytes): {wrong}") from wrong
+
+    def write_chunks(self, path: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
+        """Put an object piece by piece, never whole in memory; returns its bytes and sha256. Raises Unavailable."""
+        full = self.path(path)
+        digest, num_bytes = hashlib.sha256(), 0
+        try:
+            target = self._aside(full)
+            with self.fs.open(target, "wb") as file:
+                for chunk in chunks:
+                    digest.update(chunk)
+                    file.write(chunk)
+                    num_bytes += len(chunk)
+            self._in_place(target, full)
+        except Exception as wrong:
+            raise Unavailable(f"store {self.url}: cannot write {path} (after {num_bytes} bytes): {wrong}") from wrong
+        return num_bytes, digest.hexdigest()
+
+    def _aside(self, full: str) -> str:
+        """Where to write first: a reader must never see half of a file, so files get a name that no other writer has."""
+        if not _has_folders(self.fs):
+            return full
+        self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+        return f"{full}.{uuid.uuid4().hex}.part"
+
+    def _in_place(self, target: str, full: str) -> None:
+        if target != full:
+            self.fs.mv(target, full)
+
+    def folders(self, path: str) -> list[str]:
+        """Names of what lies directly below a folder, sorted; empty when it does not exist. Raises Unavailable."""
+        try:
+            self.fs.invalidate_cache()
+            return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in self.fs.ls(self.path(path), detail=False))
+        except FileNotFoundError:
+            return []
+        except Exception as wrong:
+            raise Unavailable(f"store {self.url}: cannot list {path}: {wrong}") from wrong
+
+    def remove_folder(self, path: str) -> None:
+        """Delete a folder and all below it; nothing when it does not exist. Raises Unavailable."""
+        try:
+            self.fs.rm(self.path(path), recursive=True)
+        except FileNotFoundError:
+            pass
+        except Exception as wrong:
+            raise Unavailable(f"store {self.url}: cannot remove {path}: {wrong}") from wrong
+
+    def remove(self, path: str) -> None:
+        """Delete one object; nothing when it does not exist. Raises Unavailable."""
+        try:
+            self.fs.rm_file(self.path(path))
+        except FileNotFoundError:
+            pass
+        except Exception as wrong:
+            raise Unavailable(f"store {self.url}: cannot remove {path}: {wrong}") from wrong
 
     def read(self, path: str) -> bytes:
         """A whole object; raises FileNotFoundError, or Unavailable for any other trouble."""
@@ -79,5 +134,8 @@ class Store:
         return content
 
 
-def _is_local(fs: object) -> bool:
-    return "file" in getattr(fs, "protocol", ())
+def _has_folders(fs: object) -> bool:
+    """False for object stores, where a put is whole or nothing and making a "folder" may mean making a bucket."""
+    protocol = getattr(fs, "protocol", ())
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    return not names & {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}

@@ -79,6 +79,8 @@ class AgentSection(Section):
     """Killed after printing more than this."""
     environment: dict[str, str] = {}
     """Added to the agent's environment, which otherwise holds only PATH, HOME, the endpoint and its key."""
+    fresh: bool = False
+    """Run each entrypoint in a brand-new interpreter, instead of forking it from a clean one that imported its module."""
     share: PositiveInt = 1
     """How many of every sum-of-shares tasks go to this agent."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .blobs import Store
@@ -29,16 +30,28 @@ def model_path(run: str) -> str:
     return f"{run}/model"
 
 
-def publish_folder(store: Store, path: str, files: dict[str, bytes], facts: dict[str, object]) -> int:
-    """Write files, then the manifest that makes them exist; returns bytes written. Raises Unavailable."""
-    manifest: dict[str, object] = {**facts, "files": {}}
+def publish_folder(
+    store: Store, path: str, files: Mapping[str, bytes | Iterable[bytes | memoryview]], facts: Mapping[str, object]
+) -> int:
+    """Write files, then the manifest that makes them exist; returns bytes written. Raises Unavailable.
+
+    A file is bytes, or pieces of bytes that are hashed and written as they come: nothing is held whole in memory.
+    facts: JSON values for the manifest.
+    """
     listed: dict[str, dict[str, object]] = {}
+    total = 0
     for name, content in files.items():
-        store.write(f"{path}/{name}", content)
-        listed[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    manifest["files"] = listed
-    store.write(f"{path}/{MANIFEST}", json.dumps(manifest, indent=1).encode())
-    return sum(map(len, files.values()))
+        num_bytes, digest = store.write_chunks(f"{path}/{name}", [content] if isinstance(content, bytes) else content)
+        listed[name] = {"sha256": digest, "bytes": num_bytes}
+        total += num_bytes
+    store.write(f"{path}/{MANIFEST}", json.dumps({**facts, "files": listed}, indent=1).encode())
+    return total
+
+
+def remove_folder(store: Store, path: str) -> None:
+    """Take a folder away, its manifest first: at no time does it look complete and is not. Raises Unavailable."""
+    store.remove(f"{path}/{MANIFEST}")
+    store.remove_folder(path)
 
 
 def fetch_folder(store: Store, path: str, target: Path) -> dict[str, object]:
@@ -46,15 +59,29 @@ def fetch_folder(store: Store, path: str, target: Path) -> dict[str, object]:
 
     Raises FileNotFoundError when there is no manifest, Unavailable when a file is missing or differs.
     """
-    manifest: dict[str, object] = json.loads(store.read(f"{path}/{MANIFEST}"))
-    files = manifest["files"]
-    assert isinstance(files, dict)
+    manifest, files = _read_manifest(store, path)
     target.mkdir(parents=True, exist_ok=True)
-    for name, expected in files.items():
-        content = store.read(f"{path}/{name}")
-        if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+    for name, digest in files.items():
+        try:
+            content = store.read(f"{path}/{name}")
+        except FileNotFoundError as wrong:
+            raise Unavailable(
+                f"{path}/{name} is in the manifest and not in the store {store.url}; nothing was loaded"
+            ) from wrong
+        if hashlib.sha256(content).hexdigest() != digest:
             raise Unavailable(f"{path}/{name}: {len(content)} bytes do not have the manifest's digest; nothing was loaded")
         part = target / f"{name}.part"
         part.write_bytes(content)
         part.replace(target / name)
     return manifest
+
+
+def _read_manifest(store: Store, path: str) -> tuple[dict[str, object], dict[str, str]]:
+    """The manifest, and file name to digest."""
+    try:
+        manifest: dict[str, object] = json.loads(store.read(f"{path}/{MANIFEST}"))
+        files = manifest["files"]
+        assert isinstance(files, dict)
+        return manifest, {name: listed["sha256"] for name, listed in files.items()}
+    except (ValueError, KeyError, TypeError, AssertionError) as wrong:
+        raise Unavailable(f"{path}/{MANIFEST} is not a manifest: {wrong!r}; nothing was loaded") from wrong

@@ -1,0 +1,1 @@
+"""Algorithms: how rewards become gradients. One file each, pure."""

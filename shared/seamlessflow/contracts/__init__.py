@@ -13,7 +13,7 @@ from .episodes import (
     Sampling,
     is_final,
 )
-from .fleet import Lease, NodeStatus, Role, RoleAssigned, RoleReleased, RoleTaken, WeightsHead
+from .fleet import Lease, NodeStatus, Role, RoleAssigned, RoleReleased, RoleTaken, RunPhase, RunState, WeightsHead
 from .generations import GenerationClaimed, GenerationEnded, GenerationFinish, GenerationRequested, SegmentSampled
 from .runs import (
     DeadLetter,
@@ -47,8 +47,8 @@ __all__ = [
     "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted", "EpisodeStatus", "EpisodeTokens",
     "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded", "GenerationFinish",
     "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Int32s", "Lease", "MaskReason", "NodeStatus",
-    "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken", "RunEnded", "RunRequested", "RunStarted",
-    "RunStopRequested", "Sample", "SamplesReady", "Sampling", "SegmentSampled", "Service", "StepTaken", "StepsCommitted",
-    "TaskSubmitted", "TasksEnded", "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage", "WeightsHead",
-    "WeightsLoaded", "WeightsPublished", "is_final", "partition",
+    "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken", "RunEnded", "RunPhase", "RunRequested", "RunStarted",
+    "RunState", "RunStopRequested", "Sample", "SamplesReady", "Sampling", "SegmentSampled", "Service", "StepTaken",
+    "StepsCommitted", "TaskSubmitted", "TasksEnded", "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage",
+    "WeightsHead", "WeightsLoaded", "WeightsPublished", "is_final", "partition",
 ]  # fmt: skip

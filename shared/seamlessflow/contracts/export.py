@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from .export_asyncapi import asyncapi_document
 from .export_events import events_document
 from .export_permissions import permissions_conf
@@ -69,11 +70,21 @@ def main(arguments: list[str], root: Path) -> int:
     if not (root / "pyproject.toml").is_file():
         print(f"{root} is not the project's root: pyproject.toml is missing; nothing was written")
         return 2
-    if arguments:
-        stale = drift(root)
-        for path in stale:
-            print(f"{path} is not what the contracts say; run ./task schemas and commit the result")
-        return 1 if stale else 0
+    try:
+        return _check(root) if arguments else _write(root)
+    except ConfigError as wrong:
+        print(f"nothing was written: {wrong}")
+        return 1
+
+
+def _check(root: Path) -> int:
+    stale = drift(root)
+    for path in stale:
+        print(f"{path} is not what the contracts say; run ./task schemas and commit the result")
+    return 1 if stale else 0
+
+
+def _write(root: Path) -> int:
     for path in write(root):
         print(f"wrote {path}")
     return 0

@@ -46,8 +46,9 @@ _BUCKET_RECORDS: dict[str, tuple[str, str, str]] = {
     NODES_BUCKET: ("`<node>.<service>`", "NodeStatus", "every process, for itself; expires unless renewed"),
     LEASES_BUCKET: ("`<node>`", "Lease", "the scheduler"),
     WEIGHTS_BUCKET: ("`<run>`", "WeightsHead", "the trainer of the run"),
-    RUNS_BUCKET: ("scheduler's own", "", "the scheduler"),
+    RUNS_BUCKET: ("`<run>`", "RunState", "the scheduler"),
 }
+_STATES: tuple[type[Record], ...] = (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead, fleet.RunState)
 
 
 def events_document() -> str:
@@ -144,14 +145,17 @@ def _state() -> str:
 
 def _shared_parts() -> str:
     kinds = {part.__name__: part for route in ROUTES for part in _parts(route.event)}
-    kinds |= {kind.__name__: kind for kind in (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead)}
+    kinds |= {kind.__name__: kind for kind in (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead, fleet.RunState)}
     return "\n".join(["## Parts of events, and values of buckets", *_flat(_record(kinds[name]) for name in sorted(kinds))])
 
 
+def _written() -> tuple[type[Record], ...]:
+    """Everything that is ever written: events, and values of buckets."""
+    return (*(route.event for route in ROUTES), *_STATES)
+
+
 def _choices() -> str:
-    kinds = {
-        kind.__name__: kind for route in ROUTES for record in (route.event, *_parts(route.event)) for kind in _enums(record)
-    }
+    kinds = {kind.__name__: kind for written in _written() for record in (written, *_parts(written)) for kind in _enums(record)}
     lines = ["## Named values", ""]
     for name in sorted(kinds):
         rows = [(f"`{value}`", text or "—") for value, text in member_meanings(kinds[name]).items()]

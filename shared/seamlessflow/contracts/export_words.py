@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Mapping
 from enum import Enum
 
+from ..errors import ConfigError
 from .base import Record
 
 WORDS: Mapping[str, str] = {
@@ -51,6 +52,7 @@ WORDS: Mapping[str, str] = {
     "origin": "Where the episode comes from.",
     "path": "Folder below the run's store.",
     "payload": "As it was.",
+    "phase": "Where it is on its way.",
     "pid": "Process id on its machine.",
     "prompt": "What the agent is asked.",
     "prompt_tokens": "Tokens the engine was fed.",
@@ -89,12 +91,12 @@ WORDS: Mapping[str, str] = {
 
 
 def meaning(record: type[Record], field: str) -> str:
-    """What a field's value means. Raises KeyError for one that nobody has explained: write its docstring."""
+    """What a field's value means. Raises ConfigError for one that nobody has explained: write its docstring."""
     described = record.model_fields[field].description
     if described:
         return " ".join(described.split())
     if field not in WORDS:
-        raise KeyError(f"{record.__name__}.{field} has no docstring, and {field!r} is no word of export_words.WORDS")
+        raise ConfigError(f"{record.__name__}.{field} has no docstring, and {field!r} is no word of export_words.WORDS")
     return WORDS[field]
 
 

@@ -84,3 +84,25 @@ class WeightsHead(Record):
     path: str
     epoch: int
     """Lease epoch of the writer: an older one may not write."""
+
+
+class RunPhase(StrEnum):
+    """Where a run stands."""
+
+    QUEUED = "queued"
+    """Its streams exist; it waits for nodes, and ``reason`` says for which."""
+    RUNNING = "running"
+    """It had all the nodes it needs at least once. A reason says what it waits for now."""
+    ENDED = "ended"
+    """RunEnded was said; ``reason`` repeats it."""
+    REFUSED = "refused"
+    """Its document cannot be used; ``reason`` says what to set. It has no journal."""
+
+
+class RunState(Record):
+    """What became of a request, in the RUNS bucket (key: the run); written by the leading scheduler."""
+
+    phase: RunPhase
+    reason: str = ""
+    requested_at: float
+    """Unix seconds; runs are served in this order."""

@@ -52,7 +52,7 @@ _CLOSED = "sf.{run}.ev.group.{group}.closed"
 
 ROUTES: tuple[Route, ...] = (
     Route(runs.RunRequested, "sf.ctl.run.{run}.requested", (USER,), "requested", once="sf.ctl.run.{run}.requested"),
-    Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER,), "stop"),
+    Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER), "stop"),
     Route(runs.RunStarted, "sf.{run}.ev.run.started", (SCHEDULER,), "started", once="sf.{run}.ev.run.started"),
     Route(runs.RunEnded, "sf.{run}.ev.run.ended", (SCHEDULER,), "ended", once="sf.{run}.ev.run.ended"),
     Route(runs.TaskSubmitted, "sf.{run}.task.{env}.{task}", (USER,), "task.{task}"),
@@ -248,16 +248,8 @@ def address(event: Event) -> Message:
 
 def subject_filter(event: type[Event], **known: object) -> str:
     """Subject of an event with ``*`` for every field that is not given, for reading it back."""
-    template = BY_EVENT[event].subject
-    filled = []
-    for token in template.split("."):
-        name = token.strip("{}")
-        filled.append(str(known[name]) if token.startswith("{") and name in known else "*" if token.startswith("{") else token)
-    return ".".join(filled) if "{origin.group}" not in template else _sample_filter(known)
-
-
-def _sample_filter(known: Mapping[str, object]) -> str:
-    return f"sf.{known.get('run', '*')}.sample.{known.get('group', '*')}.{known.get('episode', '*')}"
+    by_name = {name: known.get(name.removeprefix("origin."), "*") for name in placeholders(BY_EVENT[event].subject)}
+    return wildcards(BY_EVENT[event].subject, **by_name)
 
 
 def placeholders(template: str) -> list[str]:
@@ -327,7 +319,7 @@ def overlaps(template: str, pattern: str) -> bool:
 
     A placeholder meets a literal only where both stand for the run: ids are never the literals of another subject.
     """
-    ours, theirs = template.split("."), pattern.split(".")
+    ours, theirs = _tokens(template), pattern.split(".")
     for position, token in enumerate(theirs):
         if token == ">":
             return len(ours) > position
@@ -342,7 +334,7 @@ def events_on(subject: str) -> tuple[type[Event], ...]:
     fitting = [
         route
         for route in ROUTES
-        if len(parts := route.subject.split(".")) == len(tokens)
+        if len(parts := _tokens(route.subject)) == len(tokens)
         and all(part.startswith("{") or part == token for part, token in zip(parts, tokens, strict=True))
     ]
     most = max((_literals(route.subject) for route in fitting), default=0)
@@ -350,4 +342,9 @@ def events_on(subject: str) -> tuple[type[Event], ...]:
 
 
 def _literals(template: str) -> int:
-    return sum(not token.startswith("{") for token in template.split("."))
+    return sum(not token.startswith("{") for token in _tokens(template))
+
+
+def _tokens(template: str) -> list[str]:
+    """The dot inside ``{origin.group}`` parts no tokens."""
+    return template.replace("{origin.", "{").split(".")

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import structlog
 
-from ..bus.base import Bus
+from ..bus.base import Bus, KeyValue
 from ..codec import pack_record, unpack_record
 from ..contracts import Lease, NodeStatus
 from ..contracts.routes import HINT_POKE, LEASES_BUCKET, NODES_BUCKET
@@ -41,11 +41,13 @@ class Presence:
 
     async def run(self) -> None:
         """Renew until cancelled, then say goodbye."""
-        bucket = await self._bus.kv(NODES_BUCKET)
+        bucket: KeyValue | None = None
         key = f"{self.status.node}.{self.status.service}"
         try:
             while True:
                 try:
+                    # Where permissions are on, only the scheduler can make the bucket: it may not be there yet.
+                    bucket = bucket or await self._bus.kv(NODES_BUCKET)
                     await bucket.put(key, pack_record(self.status), ttl_seconds=PRESENCE_TTL_SECONDS)
                 except SeamlessFlowError as wrong:
                     log.warning("presence.failed", reason=str(wrong))
@@ -53,7 +55,8 @@ class Presence:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), PRESENCE_SECONDS)
         finally:
-            await asyncio.shield(bucket.delete(key))
+            if bucket is not None:
+                await asyncio.shield(bucket.delete(key))
 
 
 async def read_lease(bus: Bus, node: str) -> Lease | None:

@@ -1,0 +1,96 @@
+"""The edge to transformers: load a decoder from a folder, run it against a ``RowCache``, overwrite its weights.
+
+Everything that depends on the transformers version is in this file. Needs 5.19 or later.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seamlessflow.errors import BadInput
+from services.rollout_worker.engines.row_cache import RowCache
+
+
+class CausalModel:
+    """A decoder-only language model with full attention in every layer."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+        self._model.requires_grad_(False)
+        config = model.config.get_text_config()
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.max_positions: int = config.max_position_embeddings
+        self.dtype: torch.dtype = model.dtype
+        self._num_layers: int = config.num_hidden_layers
+        self._num_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+
+    @classmethod
+    def load(cls, model_dir: Path, *, dtype: str) -> CausalModel:
+        """Read config.json and safetensors. Raises BadInput for a folder or an architecture that cannot be served."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        if not (model_dir / "config.json").is_file():
+            raise BadInput(f"{model_dir} is not a model folder: it has no config.json.")
+        config = AutoConfig.from_pretrained(model_dir)
+        kinds = set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise BadInput(f"{model_dir.name} has layers of the kinds {sorted(kinds)}; this engine serves full attention only.")
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+        )
+        return cls(model)
+
+    def make_cache(self, *, num_rows: int, max_tokens: int) -> RowCache:
+        """An empty cache that fits this model."""
+        return RowCache(
+            num_layers=self._num_layers,
+            num_rows=num_rows,
+            num_heads=self._num_heads,
+            max_tokens=max_tokens,
+            head_size=self._head_size,
+            dtype=self.dtype,
+        )
+
+    def last_logits(self, ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor, cache: RowCache) -> Tensor:
+        """Run the model over Q new tokens per row; logits [B, V] after the last column."""
+        # An index, not the number 1: a slice would leave strided states, whose product with lm_head is 20 times slower.
+        last = torch.tensor([ids_BQ.shape[1] - 1])
+        output = self._model(
+            input_ids=ids_BQ,
+            position_ids=positions_BQ,
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=last,
+            **{self._cache_argument: cache},
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    @torch.no_grad()
+    def overwrite(self, tensors: Mapping[str, object]) -> None:
+        """Copy ``tensors`` over the weights; all are checked first. Raises BadInput when names or shapes do not fit.
+
+        Names are those of the model's safetensors: every weight, tied ones (lm_head) once, or twice if one likes.
+        """
+        targets: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        owned = {name for name, _ in self._model.named_parameters()}
+        unknown, missing = sorted(tensors.keys() - targets.keys()), sorted(owned - tensors.keys())
+        if unknown or missing:
+            raise BadInput(f"Weights do not fit: unknown {unknown[:3]}, missing {missing[:3]}. Nothing was copied.")
+        sources = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
+        for name, source in sources.items():
+            if source.shape != targets[name].shape:
+                raise BadInput(
+                    f"{name}: expected shape {tuple(targets[name].shape)}, got {tuple(source.shape)}. Nothing was copied."
+                )
+        for name, source in sources.items():
+            targets[name].copy_(source)

@@ -1,0 +1,132 @@
+"""Saying what was sampled while sampling goes on: one writer per generation, appends in order, never in the way.
+
+    engine ──put──▶ Unsaid ──writer task──▶ claim, segment, segment, … , end     each append waits for the one before it
+
+The engine's side never waits. While an append travels, tokens gather and go out together with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from seamlessflow.contracts import GenerationClaimed, GenerationEnded, GenerationFinish, GenerationRequested
+from seamlessflow.runtime import Speaker
+
+from .engines.base import Chunk
+from .inflight import History, Pace, Stretch, Unsaid, segment_of
+
+
+class SegmentWriter:
+    """Claims a generation, then says its tokens. Make it inside a running loop; it starts at once.
+
+    on_failure: called once when an append was refused or failed; ``finish`` then raises the same error.
+    """
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        request: GenerationRequested,
+        history: History,
+        *,
+        worker: str,
+        nonce: str,
+        pace: Pace,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.claimed = False
+        """Whether our claim is stored: a refusal after that means that somebody claimed later."""
+        self.num_said = 0
+        """Tokens stored under this claim."""
+        self._speaker, self._request, self._worker, self._nonce = speaker, request, worker, nonce
+        self._start = len(history.token_ids)
+        self._last_seq = history.last_seq
+        self._unsaid = Unsaid(self._start, pace)
+        self._on_failure = on_failure
+        self._clock = asyncio.get_running_loop().time
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._end: GenerationFinish | None = None
+        self._task = asyncio.create_task(self._write())
+        self._task.add_done_callback(self._on_done)
+
+    @property
+    def failed(self) -> bool:
+        """Whether an append was refused or failed: what is sampled from here on counts for nothing."""
+        return self._task.done()
+
+    def put(self, chunk: Chunk) -> None:
+        """Take over what the engine sampled. Never waits."""
+        self._unsaid.add(chunk.token_ids, chunk.logprobs, chunk.weights_version, self._clock())
+        self._wake.set()
+
+    async def finish(self, end: GenerationFinish | None) -> None:
+        """Say what is unsaid, then the end (None: it goes on elsewhere).
+
+        Raises SequenceMismatch when an append was refused, Unavailable when the journal is gone.
+        """
+        self._end, self._closing = end, True
+        self._wake.set()
+        await asyncio.shield(self._task)
+
+    def cancel(self) -> None:
+        """Stop; what is unsaid is dropped. Nothing after ``finish``."""
+        self._task.cancel()
+
+    async def _write(self) -> None:
+        await self._append_claim()
+        while await self._something_due():
+            while (stretch := self._unsaid.take()) is not None:
+                await self._append_segment(stretch)
+        if self._end is not None:
+            await self._append_end(self._end)
+
+    async def _something_due(self) -> bool:
+        """Wait until something should be said. False: closing, and everything is said."""
+        while True:
+            left = self._unsaid.seconds_left(self._clock())
+            if self._closing:
+                return left is not None
+            if left == 0.0:
+                return True
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _append_claim(self) -> None:
+        request = self._request
+        claim = GenerationClaimed(
+            run=request.run,
+            episode=request.episode,
+            generation=request.generation,
+            shard=request.shard,
+            worker=self._worker,
+            nonce=self._nonce,
+            start=self._start,
+        )
+        self._last_seq = await self._speaker.append(claim, self._last_seq)
+        self.claimed = True
+
+    async def _append_segment(self, stretch: Stretch) -> None:
+        self._last_seq = await self._speaker.append(segment_of(self._request, self._nonce, stretch), self._last_seq)
+        self.num_said += len(stretch.token_ids)
+
+    async def _append_end(self, finish: GenerationFinish) -> None:
+        request = self._request
+        end = GenerationEnded(
+            run=request.run,
+            episode=request.episode,
+            generation=request.generation,
+            shard=request.shard,
+            nonce=self._nonce,
+            finish=finish,
+            num_tokens=self._unsaid.num_tokens_ever,
+        )
+        await self._speaker.append(end, self._last_seq)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._on_failure()

@@ -1,0 +1,248 @@
+"""The rollout-worker: one engine, in one run at a time, sampling while its node's lease says so.
+
+lease ──▶ moves (roles) ──▶ carried out one after the other; a newer lease cuts short what only waits
+engine dies ──▶ hand back what can be, exit with an error, so that the supervisor starts another
+SIGTERM ──▶ stop pulling, flush, nak, leave
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import structlog
+
+from seamlessflow.bus.base import PROGRESS_SECONDS
+from seamlessflow.contracts import Lease, RoleReleased, RoleTaken, Service
+from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.runtime import Context, DeviceLock, LeaseWatch, read_run
+
+from .building import BuildEngine, build_engine
+from .config import WorkerSettings
+from .engines.base import EngineError
+from .inflight import Pace
+from .meter import Meter, stalled_for
+from .roles import Move, Standing, moves
+from .tenure import Tenure
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+OBSERVE_SECONDS = 1.0
+CLOSE_SECONDS = 12.0
+"""How long an orderly end may take; a supervisor kills after about 15 s."""
+
+
+class NewerLease(Exception):
+    """What we waited for is no longer what the lease says."""
+
+
+class RolloutWorker:
+    """The service. ``build`` and ``pace`` are what tests replace."""
+
+    def __init__(
+        self, context: Context, settings: WorkerSettings, *, build: BuildEngine = build_engine, pace: Pace | None = None
+    ) -> None:
+        self._context, self._settings, self._build = context, settings, build
+        self._pace = pace or Pace()
+        self._lock = DeviceLock(settings.work_dir, settings.node)
+        self._tenure: Tenure | None = None
+        self._newest: Lease | None = None
+        self._news = asyncio.Event()
+        self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._num_handed_back = 0
+        self._meter = Meter()
+
+    async def run(self) -> None:
+        """Serve until asked to stop. Raises EngineError when the engine died."""
+        watch = LeaseWatch(self._context.bus, self._settings.node, self._on_lease)
+        try:
+            await self._context.until_stopped(
+                watch.run(), self._follow_leases(), self._observe(), self._drop_ended(), self._dead()
+            )
+        finally:
+            await self._close()
+
+    async def _on_lease(self, lease: Lease) -> None:
+        self._newest = lease
+        self._news.set()
+
+    async def _follow_leases(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            assert self._newest is not None
+            lease = self._newest
+            log.info("lease.seen", run=lease.run, role=lease.role, epoch=lease.epoch, tags=lease.tags, reason=lease.reason)
+            with suppress(NewerLease):
+                for move in moves(self._standing(), lease):
+                    await self._make(move, lease)
+
+    def _standing(self) -> Standing:
+        tenure = self._tenure
+        return Standing(
+            run=None if tenure is None else tenure.run,
+            holds_device=self._lock.held,
+            holds_generations=tenure is not None and tenure.num_held > 0,
+        )
+
+    async def _make(self, move: Move, lease: Lease) -> None:
+        if move is Move.JOIN:
+            await self._join(lease)
+            return
+        tenure = self._tenure
+        assert tenure is not None, "every plan that needs a run joins one first"
+        match move:
+            case Move.STOP:
+                tenure.stop_pulling()
+            case Move.FREEZE:
+                await tenure.freeze()
+                self._say_state("frozen")
+            case Move.HAND_BACK:
+                self._num_handed_back = await tenure.hand_back()
+                self._say_state("handed back")
+            case Move.RELEASE:
+                await self._release(tenure, lease)
+            case Move.LEAVE:
+                await tenure.leave()
+                self._tenure = None
+                self._say_state("idle")
+            case Move.TAKE:
+                await self._take(tenure, lease)
+            case Move.PULL:
+                await tenure.pull(lease.tags)
+
+    async def _join(self, lease: Lease) -> None:
+        assert lease.run is not None
+        self._say_state(f"waits for run {lease.run}")
+        config = await self._unless_newer(read_run(self._context.speaker, lease.run))
+        self._tenure = Tenure(
+            self._context,
+            self._settings,
+            lease.run,
+            config,
+            build=self._build,
+            on_state=self._say_state,
+            on_engine_death=self._on_engine_death,
+            pace=self._pace,
+        )
+        self._context.presence.update(slots=config.fleet.slots)
+
+    async def _take(self, tenure: Tenure, lease: Lease) -> None:
+        await self._unless_newer(tenure.prepare())
+        if not self._lock.held:
+            self._say_state("waits for the device")
+            await self._unless_newer(self._lock.take())
+        self._say_state("loads weights")
+        await tenure.start()
+        self._say_state("sampling")
+        await self._context.speaker.say(
+            RoleTaken(run=tenure.run, node=self._settings.node, epoch=lease.epoch, service=Service.ROLLOUT_WORKER)
+        )
+
+    async def _release(self, tenure: Tenure, lease: Lease) -> None:
+        self._lock.release()
+        released = RoleReleased(
+            run=tenure.run,
+            node=self._settings.node,
+            epoch=lease.epoch,
+            service=Service.ROLLOUT_WORKER,
+            num_frozen=tenure.num_held if tenure.is_frozen else 0,
+            num_handed_back=self._num_handed_back,
+        )
+        self._num_handed_back = 0
+        await self._context.speaker.say(released)
+
+    async def _unless_newer(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Wait, but give up when a newer lease comes: raises NewerLease."""
+        work, news = asyncio.create_task(wait), asyncio.create_task(self._news.wait())
+        try:
+            await asyncio.wait((work, news), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            raise NewerLease
+        finally:
+            work.cancel()
+            news.cancel()
+            await asyncio.gather(work, news, return_exceptions=True)
+
+    def _on_engine_death(self, death: EngineError) -> None:
+        if self._death.done():
+            return
+        tenure = self._tenure
+        sampler = None if tenure is None else tenure.sampler
+        if tenure is not None:
+            tenure.stop_pulling()
+        log.error(
+            "engine.died",
+            node=self._settings.node,
+            run=None if tenure is None else tenure.run,
+            reason=str(death),
+            num_generations=0 if sampler is None else sampler.num_held,
+            silent_seconds=0.0 if sampler is None else self._now() - sampler.last_progress_at,
+            now="generations are handed back and the process ends",
+        )
+        self._death.set_exception(death)
+
+    async def _dead(self) -> None:
+        await asyncio.shield(self._death)
+
+    async def _observe(self) -> None:
+        """Show what goes on, and notice an engine that hangs."""
+        while True:
+            await asyncio.sleep(OBSERVE_SECONDS)
+            tenure = self._tenure
+            if tenure is None or tenure.sampler is None or tenure.engine is None:
+                continue
+            sampler = tenure.sampler
+            facts: dict[str, str | float] = {
+                "run": tenure.run,
+                "model": tenure.config.model.name,
+                "weights_version": tenure.engine.weights_version,
+                "tokens_per_second": round(self._meter.tokens_per_second(sampler.num_tokens, self._now()), 1),
+                "generations": sampler.num_held,
+            }
+            self._context.presence.update(facts=facts)
+            silent_seconds = stalled_for(
+                num_sampling=sampler.num_sampling,
+                is_frozen=tenure.is_frozen,
+                last_progress_at=sampler.last_progress_at,
+                now=self._now(),
+            )
+            if silent_seconds > self._settings.stall_seconds:
+                self._on_engine_death(
+                    EngineError(
+                        f"the engine holds {sampler.num_sampling} generations and sampled nothing for {silent_seconds:.0f} s"
+                    )
+                )
+
+    async def _drop_ended(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            if self._tenure is not None and self._tenure.sampler is not None:
+                with suppress(SeamlessFlowError):  # the journal is away; asked again soon
+                    await self._tenure.sampler.drop_ended()
+
+    async def _close(self) -> None:
+        """Hand back what is held and let go of everything, within ``CLOSE_SECONDS``."""
+        if (tenure := self._tenure) is not None:
+            tenure.stop_pulling()
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    with suppress(EngineError):
+                        num_handed_back = await tenure.hand_back()
+                        log.info("generations.handed_back", run=tenure.run, num_handed_back=num_handed_back)
+                    await tenure.leave()
+            except TimeoutError:
+                log.error("close.cut_short", run=tenure.run, after_seconds=CLOSE_SECONDS, redelivered="after ack_wait")
+        self._lock.release()
+
+    def _say_state(self, state: str) -> None:
+        self._context.presence.update(state=state)
+        log.info("worker.state", state=state)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,86 @@
+"""Weights on this machine: fetched whole or not at all, the last two kept.
+
+Calls block; the follower makes them in a thread, while sampling goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from seamlessflow.blobs import Store
+from seamlessflow.contracts import WeightsHead
+from seamlessflow.errors import BadInput, Unavailable
+from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
+
+KEPT_VERSIONS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A version in a local folder, every file checked against its digest."""
+
+    weights_version: int
+    folder: Path
+    fetch_seconds: float
+
+
+class LocalVersions:
+    """Versions of one run below ``root``, which belongs to this process alone."""
+
+    def __init__(self, store: Store, run: str, root: Path) -> None:
+        self._store, self._run, self._root = store, run, root
+
+    def model_is_there(self) -> bool:
+        """Whether the trainer has published the model's config and tokenizer. Raises Unavailable."""
+        try:
+            return self._store.exists(f"{model_path(self._run)}/{MANIFEST}")
+        except Exception as wrong:  # each filesystem raises its own
+            raise Unavailable(f"store {self._store.url}: cannot look for the model of run {self._run}: {wrong}") from wrong
+
+    def fetch(self, head: WeightsHead) -> Fetched:
+        """Bring a version here. Raises FileNotFoundError or Unavailable; nothing half-fetched gets its name."""
+        began = time.monotonic()
+        folder = self._root / f"{head.weights_version:08d}"
+        self._root.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=self._root))
+        try:
+            fetch_folder(self._store, head.path, scratch)
+            shutil.rmtree(folder, ignore_errors=True)
+            scratch.replace(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._forget_old(head.weights_version)
+        return Fetched(head.weights_version, folder, time.monotonic() - began)
+
+    def add_model(self, fetched: Fetched) -> Path:
+        """Config and tokenizer beside the weights: a folder an engine can start from."""
+        fetch_folder(self._store, model_path(self._run), fetched.folder)
+        return fetched.folder
+
+    def clear(self) -> None:
+        """Remove what an earlier life left."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _forget_old(self, newest: int) -> None:
+        versions = sorted(int(each.name) for each in self._root.iterdir() if each.name.isdigit())
+        for version in [each for each in versions if each <= newest][:-KEPT_VERSIONS]:
+            shutil.rmtree(self._root / f"{version:08d}", ignore_errors=True)
+
+
+def read_tensors(fetched: Fetched) -> Mapping[str, object]:
+    """All tensors of a version, by name. Raises BadInput for a file that is not safetensors."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # torch is loaded by whoever has an engine, not by whoever reads this module
+
+    try:
+        tensors: Mapping[str, object] = load_file(fetched.folder / WEIGHTS_FILE)
+    except (SafetensorError, OSError) as wrong:
+        raise BadInput(
+            f"weights version {fetched.weights_version}: {WEIGHTS_FILE} is not safetensors: {wrong}; it is skipped"
+        ) from wrong
+    return tensors

@@ -1,0 +1,289 @@
+"""Following the head: fetch while sampling goes on, pause for the copy alone.
+
+    announced ─▶ fetch ─▶ pause ─▶ load ─▶ resume        every step has a deadline, and a culprit the log can name
+        ▲          │        └───┬────┘        ▲
+        │          │ store      │ engine      └── always, once paused
+        └──────────┴────────────┘  the version is skipped for a while, sampling goes on with the old one
+
+The head is state, read twice a second; a hint only makes the next read come sooner. Whatever was published meanwhile, the
+next version taken is the newest. While the device is somebody else's (``freeze``), versions are fetched and not loaded;
+``thaw`` loads the newest before anything is sampled. Pausing and resuming happen here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import structlog
+
+from seamlessflow.bus.base import Bus
+from seamlessflow.codec import unpack_record
+from seamlessflow.contracts import WeightsHead, WeightsLoaded
+from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
+from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.runtime import Speaker
+
+from .engines.base import Engine, EngineError
+from .versions import Fetched, LocalVersions, read_tensors
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+POLL_SECONDS = 0.5
+FIRST_REST_SECONDS = 1.0
+THAW_FETCH_SECONDS = 60.0
+"""How long a node that got its device back waits for the newest weights before it goes on with those it has."""
+LONGEST_REST_SECONDS = 60.0
+"""How long a version that failed is left alone: doubled at each failure, forgotten when the head moves."""
+
+
+class Step(StrEnum):
+    """Where an update is; the value names who is to blame when it stays there."""
+
+    FETCH = "object store"
+    READ = "fetched file"
+    PAUSE = "engine, pausing"
+    LOAD = "engine, copying"
+    RESUME = "engine, resuming"
+
+
+DEADLINE_SECONDS: Mapping[Step, float] = {
+    Step.FETCH: 900.0,
+    Step.READ: 120.0,
+    Step.PAUSE: 60.0,
+    Step.LOAD: 120.0,
+    Step.RESUME: 60.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A version whose tensors are in memory: kept together, so that no tensor is ever loaded under another's number."""
+
+    fetched: Fetched
+    tensors: Mapping[str, object]
+
+
+class StepFailed(SeamlessFlowError):
+    """A step of an update failed or took too long."""
+
+    def __init__(self, step: Step, reason: str) -> None:
+        super().__init__(f"{step.name.lower()} ({step.value}): {reason}")
+        self.step = step
+
+
+async def say_loaded(
+    speaker: Speaker, run: str, worker: str, fetched: Fetched, *, pause_seconds: float, num_frozen: int
+) -> None:
+    """Log and say WeightsLoaded. A journal that is away costs the event, not the sampling."""
+    facts = {
+        "weights_version": fetched.weights_version,
+        "fetch_seconds": fetched.fetch_seconds,
+        "pause_seconds": pause_seconds,
+        "num_frozen": num_frozen,
+    }
+    log.info("weights.loaded", run=run, **facts)
+    try:
+        await speaker.say(WeightsLoaded.model_validate({"run": run, "worker": worker, **facts}))
+    except SeamlessFlowError as wrong:
+        log.warning("weights.load_not_said", run=run, weights_version=fetched.weights_version, reason=str(wrong))
+
+
+async def read_head(bus: Bus, run: str) -> WeightsHead | None:
+    """The newest complete version; None when nothing was published yet."""
+    entry = await (await bus.kv(WEIGHTS_BUCKET)).get(run)
+    return None if entry is None else unpack_record(WeightsHead, entry.value)
+
+
+class WeightsFollower:
+    """Keeps an engine at the newest weights of its run.
+
+    fetched: the version the engine was started with. num_held: how many generations it holds now, for WeightsLoaded.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        bus: Bus,
+        speaker: Speaker,
+        versions: LocalVersions,
+        *,
+        run: str,
+        worker: str,
+        num_held: Callable[[], int],
+        fetched: Fetched | None = None,
+        deadlines: Mapping[Step, float] = DEADLINE_SECONDS,
+    ) -> None:
+        self._engine, self._bus, self._speaker, self._versions = engine, bus, speaker, versions
+        self._run, self._worker, self._num_held, self._deadlines = run, worker, num_held, deadlines
+        self._fetched = fetched
+        self._is_frozen = False
+        self._is_asleep = False
+        self._fetching = asyncio.Lock()
+        self._pausing = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._failed_version = -1
+        self._rest_seconds = FIRST_REST_SECONDS
+        self._rest_until = 0.0
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._is_frozen
+
+    def poke(self) -> None:
+        """Read the head now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Follow until cancelled. Raises EngineError when the engine cannot be resumed."""
+
+        async def on_hint(payload: bytes) -> None:
+            self.poke()
+
+        unsubscribe = await self._bus.on_hint(HINT_WEIGHTS.format(run=self._run), on_hint)
+        try:
+            while True:
+                await self._follow_once()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+                self._wake.clear()
+        finally:
+            await unsubscribe()
+
+    async def freeze(self, *, sleep: bool) -> None:
+        """Stop sampling between two tokens, keeping what is held (sleep True: and free the device's memory).
+
+        Raises EngineError when the engine does not obey."""
+        async with self._pausing:
+            self._is_frozen, self._is_asleep = True, sleep
+            await self._or_dead(Step.PAUSE, self._engine.sleep() if sleep else self._engine.pause())
+
+    async def thaw(self) -> None:
+        """Load the newest weights, then sample again. Where they cannot be had in time, the old ones go on."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(THAW_FETCH_SECONDS):
+                await self._prefetch()
+        ready = await self._read_if_ahead()
+        async with self._pausing:
+            try:
+                loaded = ready is not None and await self._load(ready)
+            finally:
+                await self._or_dead(Step.RESUME, self._engine.wake() if self._is_asleep else self._engine.resume())
+                self._is_frozen = self._is_asleep = False
+        if ready is not None and loaded:
+            await self._say_loaded(ready, 0.0, self._num_held())
+
+    async def _follow_once(self) -> None:
+        await self._prefetch()
+        if self._is_frozen or (ready := await self._read_if_ahead()) is None:
+            return
+        async with self._pausing:
+            if self._is_frozen:  # while we waited: thaw will load it
+                return
+            paused_at, num_held = time.monotonic(), self._num_held()
+            loaded = await self._swap(ready)
+            pause_seconds = time.monotonic() - paused_at
+        if loaded:
+            await self._say_loaded(ready, pause_seconds, num_held)
+
+    async def _prefetch(self) -> None:
+        """Have the newest version here, unless it failed a moment ago."""
+        async with self._fetching:
+            try:
+                head = await read_head(self._bus, self._run)
+            except SeamlessFlowError as wrong:
+                log.warning("weights.head_unreadable", run=self._run, reason=str(wrong))
+                return
+            if head is None or head.weights_version <= self._newest_here or self._is_resting(head.weights_version):
+                return
+            try:
+                self._fetched = await self._within(Step.FETCH, asyncio.to_thread(self._versions.fetch, head))
+            except StepFailed as failure:
+                self._skip(head.weights_version, failure)
+
+    async def _read_if_ahead(self) -> Ready | None:
+        """The tensors of a fetched version the engine does not have yet; sampling goes on meanwhile."""
+        fetched = self._fetched
+        if fetched is None or fetched.weights_version <= self._engine.weights_version:
+            return None
+        try:
+            return Ready(fetched, await self._within(Step.READ, asyncio.to_thread(read_tensors, fetched)))
+        except StepFailed as failure:
+            self._skip(fetched.weights_version, failure)
+            return None
+
+    async def _swap(self, ready: Ready) -> bool:
+        try:
+            await self._within(Step.PAUSE, self._engine.pause())
+            return await self._load(ready)
+        except StepFailed as failure:
+            self._skip(ready.fetched.weights_version, failure)
+            return False
+        finally:
+            await self._or_dead(Step.RESUME, self._engine.resume())
+
+    async def _load(self, ready: Ready) -> bool:
+        version = ready.fetched.weights_version
+        if version <= self._engine.weights_version:
+            return False  # overtaken by a thaw while its tensors were read
+        try:
+            await self._within(Step.LOAD, self._engine.load_weights(ready.tensors, weights_version=version))
+        except StepFailed as failure:
+            self._skip(version, failure)
+            return False
+        return True
+
+    async def _or_dead(self, step: Step, work: Awaitable[None]) -> None:
+        """A step that nothing works without. Raises EngineError."""
+        try:
+            await self._within(step, work)
+        except StepFailed as failure:
+            raise EngineError(str(failure)) from failure
+
+    async def _within(self, step: Step, work: Awaitable[T]) -> T:
+        """Raises StepFailed when a step fails or takes too long; EngineError when the engine is dead."""
+        limit = self._deadlines[step]
+        try:
+            async with asyncio.timeout(limit):
+                return await work
+        except TimeoutError as wrong:
+            raise StepFailed(step, f"not done after {limit:g} s") from wrong
+        except EngineError:
+            raise
+        except Exception as wrong:
+            raise StepFailed(step, f"{type(wrong).__name__}: {wrong}") from wrong
+
+    @property
+    def _newest_here(self) -> int:
+        return max(self._engine.weights_version, -1 if self._fetched is None else self._fetched.weights_version)
+
+    def _is_resting(self, weights_version: int) -> bool:
+        return weights_version == self._failed_version and time.monotonic() < self._rest_until
+
+    def _skip(self, weights_version: int, failure: StepFailed) -> None:
+        """Leave a version alone for a while; a newer one is tried at once."""
+        is_again = weights_version == self._failed_version
+        self._rest_seconds = min(2 * self._rest_seconds, LONGEST_REST_SECONDS) if is_again else FIRST_REST_SECONDS
+        self._failed_version, self._rest_until = weights_version, time.monotonic() + self._rest_seconds
+        self._fetched = None
+        log.error(
+            "weights.skipped",
+            run=self._run,
+            weights_version=weights_version,
+            step=failure.step.name.lower(),
+            culprit=failure.step.value,
+            reason=str(failure),
+            sampling_with=self._engine.weights_version,
+            again_in_seconds=self._rest_seconds,
+        )
+
+    async def _say_loaded(self, ready: Ready, pause_seconds: float, num_held: int) -> None:
+        await say_loaded(
+            self._speaker, self._run, self._worker, ready.fetched, pause_seconds=pause_seconds, num_frozen=num_held
+        )

@@ -1,0 +1,21 @@
+"""``python -m services.scheduler``."""
+
+from __future__ import annotations
+
+import uvloop
+
+from seamlessflow.contracts import Service
+from seamlessflow.runtime import open_context
+
+from .config import SchedulerSettings
+from .service import Scheduler
+
+
+async def main() -> None:
+    settings = SchedulerSettings()
+    async with open_context(Service.SCHEDULER, settings, capabilities=("schedule",)) as context:
+        await Scheduler(context, settings).run()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,208 @@
+"""One run: its journal folded, its queue heard, and what ``rhythm.decide`` wants said, said.
+
+The event is applied first and the consequences are said then; should saying fail, the next event or tick says the rest.
+A decision that the journal knew before (somebody else led meanwhile, or we died after saying it) means that this picture
+is behind: the journal is folded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+
+from seamlessflow.bus.base import Subscription
+from seamlessflow.contracts import (
+    EpisodeOpened,
+    Event,
+    GroupAdmitted,
+    RunStopRequested,
+    SamplesReady,
+    Service,
+    TaskSubmitted,
+    TrainingEndRequested,
+)
+from seamlessflow.contracts.routes import (
+    CONTROL_STREAM,
+    consumer_name,
+    journal,
+    message_id_of,
+    queue_stream,
+    run_consumers,
+    run_streams,
+    subject_filter,
+)
+from seamlessflow.errors import BadInput, MalformedMessage, SeamlessFlowError
+from seamlessflow.run_config import RunConfig
+from seamlessflow.runtime import Context
+
+from .names import episode_id
+from .policy import Demand
+from .progress import FOLDED, Progress
+from .rhythm import Observation, decide, is_full
+
+log = structlog.get_logger()
+
+CREDIT = 64
+TAGS = ("rollout",)
+"""Tags of generations; EpisodeOpened.tag says which one an episode needs."""
+
+
+class Conductor:
+    """``wake`` is called after every event, so that roles follow at once."""
+
+    def __init__(self, context: Context, run: str, config: RunConfig, wake: Callable[[], None]) -> None:
+        self.run, self.config = run, config
+        self.progress = Progress(run, config)
+        self.seen = Observation()
+        self._context, self._wake = context, wake
+        self._turn = asyncio.Lock()
+        self._insisted: set[str] = set()
+        self._sampled: set[str] = set()
+        self._subscription: Subscription | None = None
+        self._trainer_left_at: float | None = None
+
+    async def make(self) -> None:
+        """Streams, queues and consumers of the run; those that exist stay as they are."""
+        fleet = self.config.fleet
+        for stream in run_streams(self.run, max_bytes=fleet.journal_bytes):
+            await self._context.bus.ensure_stream(stream)
+        consumers = run_consumers(self.run, envs=self.config.envs, shards=fleet.shards, tags=TAGS, buckets=fleet.buckets)
+        for consumer in consumers:
+            await self._context.bus.ensure_consumer(consumer)
+
+    async def join(self) -> None:
+        """Fold the journal, go on where it stops, and hear what comes."""
+        await self.fold()
+        await self.tick(self.seen)
+        table = dict.fromkeys(FOLDED, self._on_event)
+        queue, name = queue_stream(Service.SCHEDULER, self.run), consumer_name(Service.SCHEDULER)
+        self._subscription = await self._context.inbox.consume(queue, name, table, credit=CREDIT, serial=True)
+
+    async def leave(self) -> None:
+        """Hear nothing more. Idempotent."""
+        if self._subscription is not None:
+            await self._subscription.leave()
+            self._subscription = None
+
+    async def fold(self) -> None:
+        """Rebuild the picture from the journal, and from CTL whether a stop was asked for."""
+        began = time.monotonic()
+        progress, num_events = Progress(self.run, self.config), 0
+        filters = dict.fromkeys(subject_filter(kind, run=self.run) for kind in FOLDED if kind is not RunStopRequested)
+        async for record in self._context.bus.read(journal(self.run), filters=list(filters)):
+            try:
+                progress.apply(await self._context.speaker.open(record), record.time)
+            except MalformedMessage:
+                continue  # the queue brings it too, and that one is dead-lettered
+            num_events += 1
+        stop = await self._context.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=self.run))
+        if stop is not None:
+            progress.apply(await self._context.speaker.open(stop), stop.time)
+        self.progress = progress
+        log.info("run.folded", run=self.run, num_events=num_events, took_seconds=round(time.monotonic() - began, 3))
+
+    async def stop(self, event: RunStopRequested) -> None:
+        """Begin the orderly end."""
+        await self._on_event(event)
+
+    async def tick(self, seen: Observation) -> None:
+        """Say what is due, given what was observed."""
+        async with self._turn:
+            if is_full(self.progress, seen) and not is_full(self.progress, self.seen):
+                log.warning("admission.stopped", run=self.run, reason=self._full_words(), journal_bytes=seen.journal_bytes)
+            self.seen = seen
+            await self._advance()
+
+    def observe(self, *, journal_bytes: int, trainer_is_there: bool, now: float, patience_seconds: float) -> Observation:
+        """What has a say besides the journal."""
+        if trainer_is_there:
+            self._trainer_left_at = None
+        elif self._trainer_left_at is None:
+            self._trainer_left_at = now
+        left_at = self._trainer_left_at
+        return Observation(journal_bytes, trainer_gone=left_at is not None and now - left_at >= patience_seconds)
+
+    @property
+    def demand(self) -> Demand:
+        """What the run wants of the fleet now."""
+        fleet = self.config.fleet
+        wants = self.progress.wants_train
+        return Demand(self.run, fleet.policy, wants, self.config.envs, fleet.shards, TAGS)
+
+    @property
+    def waits(self) -> tuple[str, ...]:
+        """What the run itself waits for, in words; what it lacks of the fleet is said elsewhere."""
+        progress = self.progress
+        said = [self._full_words()] if is_full(progress, self.seen) and progress.training_ended is None else []
+        if progress.stop is not None and progress.training_ended is None:
+            said.append("stopping: the trainer is to commit")
+        if not (
+            progress.admitted or progress.waiting or progress.tasks_ended or any(r.has_tasks for r in progress.rounds.values())
+        ):
+            said.append("no task was submitted yet")
+        return tuple(said)
+
+    async def _on_event(self, event: Any) -> Iterable[Event]:
+        async with self._turn:
+            if isinstance(event, TaskSubmitted):
+                self._judge(event)
+            self.progress.apply(event, time.time())
+            try:
+                await self._advance()
+            except SeamlessFlowError as wrong:  # the event is taken in and in the journal; the tick says the rest
+                log.warning("run.delayed", run=self.run, reason=str(wrong))
+        self._wake()
+        return ()
+
+    def _judge(self, task: TaskSubmitted) -> None:
+        refusal = self.progress.refusal(task)
+        if refusal is not None:
+            raise BadInput(refusal)
+        if task.evaluation is not None and not self.progress.holds_round(task.evaluation):
+            log.info("task.ignored", run=self.run, task=task.task, reason=f"evaluation.{task.evaluation} is false")
+
+    async def _advance(self) -> None:
+        """Say what is due until nothing is."""
+        while due := decide(self.progress, self.seen):
+            for event in due:
+                if isinstance(event, TrainingEndRequested) and event.train_rest and not await self._samples_are_said():
+                    return
+                stored = await self._context.speaker.say(event)
+                if (stored is None or stored.duplicate) and self._is_behind(event):
+                    log.info("run.behind", run=self.run, event=type(event).__name__)
+                    await self.fold()
+                    break
+                self.progress.apply(event, time.time())
+
+    def _is_behind(self, event: Event) -> bool:
+        """Whether an event that existed already is news to us. Ends are not: the runner or trainer was a moment faster.
+
+        Asked for the same event again after folding, the answer is no, so that nothing is folded for ever.
+        """
+        known = message_id_of(event)
+        if not isinstance(event, GroupAdmitted | EpisodeOpened) or known in self._insisted:
+            return False
+        self._insisted.add(known)
+        return True
+
+    async def _samples_are_said(self) -> bool:
+        """Whether the samples of every group that the last step may use precede what is said next."""
+        used = self.progress.steps.in_step
+        open_groups = [(n, g) for n, g in self.progress.groups.items() if g.evaluation is None and n not in used]
+        for name, group in open_groups:
+            for index, attempt in enumerate(group.attempts):
+                episode = episode_id(name, index, attempt)
+                if episode in self._sampled:
+                    continue
+                subject = subject_filter(SamplesReady, run=self.run, group=name, episode=episode)
+                if await self._context.bus.first(journal(self.run), subject) is None:
+                    return False
+                self._sampled.add(episode)
+        return True
+
+    def _full_words(self) -> str:
+        return f"admission stopped: the journal is at 80 % of fleet.journal_bytes = {self.config.fleet.journal_bytes}"

@@ -1,0 +1,20 @@
+"""Settings of the scheduler alone."""
+
+from __future__ import annotations
+
+from seamlessflow.settings import Settings
+
+
+class SchedulerSettings(Settings):
+    """``SEAMLESSFLOW_TICK_SECONDS`` and so on."""
+
+    tick_seconds: float = 0.25
+    """How often nodes are looked at when no event comes."""
+    leader_ttl_seconds: int = 4
+    """A leader that did not renew for this long is replaced."""
+    gone_seconds: float = 10.0
+    """A process whose presence ended keeps its roles this much longer: restarts move nothing."""
+    trainer_away_seconds: float = 60.0
+    """A run that is to stop waits this long for a trainer that is away, to commit its steps."""
+    queue_grace_seconds: float = 5.0
+    """Queues of an ended run stay this long, so that everybody sees the end first."""

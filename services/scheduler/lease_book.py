@@ -1,0 +1,86 @@
+"""Leases as they stand, and the one way they change: compare-and-set with the next epoch, then an event, then a poke."""
+
+from __future__ import annotations
+
+import structlog
+
+from seamlessflow.bus.base import Bus
+from seamlessflow.codec import pack_record, unpack_record
+from seamlessflow.contracts import Lease, RoleAssigned
+from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET, journal
+from seamlessflow.errors import SequenceMismatch, Unavailable
+from seamlessflow.runtime import Speaker
+
+from .fleet import HeldLease
+from .policy import Assignment
+
+log = structlog.get_logger()
+
+
+class LeaseBook:
+    """The leading scheduler is the only writer, so the picture is read once, and again after a refusal."""
+
+    def __init__(self, bus: Bus, speaker: Speaker) -> None:
+        self._bus, self._speaker = bus, speaker
+        self.leases: dict[str, HeldLease] = {}
+
+    async def load(self, now: float) -> None:
+        """Read what stands. Epochs go on from there, however often schedulers are replaced."""
+        entries = await (await self._bus.kv(LEASES_BUCKET)).entries()
+        known = self.leases
+        self.leases = {}
+        for entry in entries:
+            if "." not in entry.key:  # the leader's key is no node
+                lease = unpack_record(Lease, entry.value)
+                before = known.get(entry.key)
+                since = before.since if before is not None and before.revision == entry.revision else now
+                self.leases[entry.key] = HeldLease(lease, entry.revision, since)
+
+    async def write(self, assignment: Assignment, now: float) -> None:
+        """Make an assignment the node's lease and say so. Raises SequenceMismatch when somebody else wrote; load again."""
+        held = self.leases.get(assignment.node)
+        lease = Lease(
+            run=assignment.run,
+            role=assignment.role,
+            tags=assignment.tags,
+            epoch=held.lease.epoch + 1 if held is not None else 1,
+            reason=assignment.reason,
+            trainer=assignment.trainer,
+            hand_back=assignment.hand_back,
+        )
+        bucket = await self._bus.kv(LEASES_BUCKET)
+        if held is None:
+            revision = await bucket.create(assignment.node, pack_record(lease))
+        else:
+            revision = await bucket.update(assignment.node, pack_record(lease), held.revision)
+        self.leases[assignment.node] = HeldLease(lease, revision, now)
+        await self._bus.hint(HINT_POKE.format(node=assignment.node), b"")
+        log.info("lease.written", node=assignment.node, **lease.model_dump(mode="json"))
+        former = held.lease.run if held is not None else None
+        for run in {former, lease.run} - {None}:
+            await self._say_assigned(str(run), assignment.node, lease)
+
+    async def say_again(self, run: str) -> None:
+        """Say the assignments of a run that a scheduler wrote and then died before saying."""
+        for node, held in self.leases.items():
+            if held.lease.run == run:
+                said = await self._speaker.last(RoleAssigned, run, node=node)
+                if said is None or said.epoch < held.lease.epoch:
+                    await self._say_assigned(run, node, held.lease)
+
+    async def _say_assigned(self, run: str, node: str, lease: Lease) -> None:
+        gone = run != lease.run
+        reason = f"given to run {lease.run}" if gone and lease.run is not None else lease.reason
+        said = RoleAssigned(
+            run=run,
+            node=node,
+            epoch=lease.epoch,
+            role=lease.role.IDLE if gone else lease.role,
+            tags=() if gone else lease.tags,
+            reason=reason,
+        )
+        try:
+            if journal(run) in await self._bus.stream_names():
+                await self._speaker.say(said)
+        except (SequenceMismatch, Unavailable) as wrong:
+            log.warning("lease.unsaid", node=node, run=run, epoch=lease.epoch, reason=str(wrong))  # the lease stands

@@ -1,0 +1,68 @@
+"""From nodes and demands to the leases that should stand: allocation, then each run's policy, then what serves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from seamlessflow.contracts import Lease, Role, Service
+
+from .allocation import allocate
+from .fleet import HeldLease, split_shards
+from .policy import POLICIES, Assignment, Demand, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``changes``: assignments that differ from the lease that stands. ``waits``: each run's missing parts, in words."""
+
+    assignments: tuple[Assignment, ...]
+    changes: tuple[Assignment, ...]
+    waits: Mapping[str, tuple[str, ...]]
+
+
+def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: Sequence[Demand], now: float) -> Plan:
+    """What every node is to do now. ``leases``: all that stand, those of nodes that are gone included."""
+    allocation = allocate(nodes, demands)
+    assignments: list[Assignment] = []
+    for demand in demands:
+        mine = [node for node in nodes if allocation.run_of[node.name] == demand.run]
+        assignments += POLICIES[demand.policy]([node for node in mine if node.is_device], demand, now)
+        assignments += _serving([node for node in mine if not node.is_device], demand)
+    busy = {each.node for each in assignments}
+    for name, held in leases.items():
+        if name not in busy and held.lease.run is not None:
+            known = any(node.name == name for node in nodes)
+            reason = f"run {held.lease.run} is over" if known else "the node is gone"
+            assignments.append(Assignment(name, None, Role.IDLE, reason, hand_back=True))
+    changes = [each for each in assignments if differs(each, leases[each.node].lease if each.node in leases else None)]
+    return Plan(tuple(assignments), tuple(changes), allocation.lacks)
+
+
+def differs(assignment: Assignment, lease: Lease | None) -> bool:
+    """Whether a new lease is due. Reason and hand_back alone are not worth an epoch: they count at a change of roles."""
+    if lease is None:
+        return assignment.run is not None
+    ours = (assignment.run, assignment.role, assignment.tags, assignment.trainer)
+    return ours != (lease.run, lease.role, lease.tags, lease.trainer)
+
+
+def _serving(nodes: Sequence[Node], demand: Demand) -> list[Assignment]:
+    """Agent-runners take all environments; managers share the shards."""
+    managers = [node for node in nodes if node.serves_as(Service.TRAJECTORY_MANAGER)]
+    shards = split_shards(demand.num_shards, {node.name: _shards_of(node, demand) for node in managers})
+    runners = [node for node in nodes if node.serves_as(Service.AGENT_RUNNER) and node not in managers]
+    return [
+        *(_serve(node, demand, tuple(map(str, shards[node.name])), "it keeps these shards' trees") for node in managers),
+        *(_serve(node, demand, demand.envs, "it runs the agents") for node in runners),
+    ]
+
+
+def _serve(node: Node, demand: Demand, tags: tuple[str, ...], reason: str) -> Assignment:
+    return Assignment(node.name, demand.run, Role.SERVE, reason, tags)
+
+
+def _shards_of(node: Node, demand: Demand) -> list[int]:
+    if node.lease is None or node.lease.run != demand.run:
+        return []
+    return [int(tag) for tag in node.lease.tags if tag.isdigit()]

@@ -1,0 +1,264 @@
+"""How far one run has come: a fold over its events, and all that ``rhythm.decide`` looks at. Pure.
+
+Always true: applying an event that was applied before changes nothing, so the journal may be folded again and the queue
+may deliver again. Each event costs O(1): nothing here walks over all groups (a run may have 100,000 episodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from seamlessflow.contracts import (
+    BatchReady,
+    EpisodeEnded,
+    EpisodeEvaluated,
+    EpisodeOpened,
+    EpisodeOrigin,
+    EpisodeStatus,
+    EvaluationEnded,
+    Event,
+    GroupAdmitted,
+    GroupDropped,
+    GroupTrained,
+    RoleReleased,
+    RoleTaken,
+    RunEnded,
+    RunStopRequested,
+    StepsCommitted,
+    StepTaken,
+    TasksEnded,
+    TaskSubmitted,
+    TrainerStarted,
+    TrainingEnded,
+    TrainingEndRequested,
+    is_final,
+)
+from seamlessflow.run_config import RunConfig
+
+from .names import episode_id
+from .rounds import BEFORE, ROUNDS, Round
+from .steps import Steps
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A group that is not closed yet. ``attempts``: the newest attempt of each member."""
+
+    task: TaskSubmitted
+    evaluation: str | None
+    attempts: list[int]
+    final: list[bool]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(self.final)
+
+
+class Progress:
+    """One run. Feed it events with ``apply``; read the rest."""
+
+    def __init__(self, run: str, config: RunConfig) -> None:
+        self.run, self.config = run, config
+        self.waiting: dict[str, TaskSubmitted] = {}
+        """Training tasks that are not admitted, as submitted."""
+        self.rounds = {name: Round(name) for name in ROUNDS}
+        self.groups: dict[str, OpenGroup] = {}
+        self.open_training: dict[str, EpisodeOrigin] = {}
+        self.open_evaluation: dict[str, EpisodeOrigin] = {}
+        self.owed: dict[str, EpisodeOrigin] = {}
+        """Attempts that are to be opened: members of an admitted group, and attempts after a failed one."""
+        self.admitted = self.dropped = 0
+        """Training groups, over the whole run."""
+        self.num_unfinished = 0
+        """Open training groups of which some member is not final."""
+        self.num_ignored = 0
+        """Tasks of a round that this run does not hold."""
+        self.steps = Steps()
+        self.tasks_ended = False
+        self.stop: RunStopRequested | None = None
+        self.end_requested: TrainingEndRequested | None = None
+        self.training_ended: TrainingEnded | None = None
+        self.ended: RunEnded | None = None
+        self.taken_epochs: dict[tuple[str, str], int] = {}
+        self.released_epochs: dict[tuple[str, str], int] = {}
+        """(node, service) to the newest epoch under which it took, and let go of, the device."""
+        self._seen: set[str] = set()
+        self._num_training_groups = 0
+
+    def apply(self, event: Event, at: float = 0.0) -> None:
+        """Take in one event; ``at`` is when it was stored (Unix seconds). Events of no interest change nothing."""
+        handler = _APPLY.get(type(event))
+        if handler is not None:
+            handler(self, event, at)
+
+    @property
+    def potential(self) -> int:
+        """Open training groups that no step of the living line has used: what further batches can be made of."""
+        return self._num_training_groups - len(self.steps.in_step)
+
+    @property
+    def wants_train(self) -> bool:
+        """A batch waits for the device."""
+        return self.training_ended is None and self.ended is None and self.steps.batch_waits
+
+    def holds_device(self, node: str, service: str) -> bool:
+        """Whether a service said that it took the device and has not said since that it let go."""
+        return self.taken_epochs.get((node, service), -1) > self.released_epochs.get((node, service), -1)
+
+    def holds_round(self, name: str) -> bool:
+        """Whether the run document asks for this evaluation round."""
+        return self.config.evaluation.before if name == BEFORE else self.config.evaluation.after
+
+    def refusal(self, task: TaskSubmitted) -> str | None:
+        """Why a task cannot be done at all, for its author; None when it can (or was seen before)."""
+        if task.task in self._seen:
+            return None
+        if self.config.agent(task.env) is None:
+            return f"task {task.task}: no agent of run {self.run} has env {task.env!r}; it has {', '.join(self.config.envs)}"
+        if task.evaluation not in (None, *ROUNDS):
+            return f"task {task.task}: evaluation is {task.evaluation!r}; expected nothing, 'before' or 'after'"
+        if task.evaluation is not None and self.holds_round(task.evaluation) and self.rounds[task.evaluation].over:
+            return f"task {task.task}: evaluation round {task.evaluation!r} is over"
+        return None
+
+    def _on_task_submitted(self, event: TaskSubmitted, at: float) -> None:
+        if event.task in self._seen or self.refusal(event) is not None:
+            return
+        self._seen.add(event.task)
+        if event.evaluation is None:
+            self.waiting[event.task] = event
+        elif self.holds_round(event.evaluation):
+            self.rounds[event.evaluation].waiting[event.task] = event
+        else:
+            self.num_ignored += 1
+
+    def _on_group_admitted(self, event: GroupAdmitted, at: float) -> None:
+        if event.evaluation is None:
+            task = self.waiting.pop(event.task, None)
+        else:
+            task = self.rounds[event.evaluation].admit(event.task, at)
+        if task is None:
+            return
+        if event.evaluation is None:
+            self.rounds[BEFORE].close()  # training has begun
+            self.admitted += 1
+            self.num_unfinished += 1
+            self._num_training_groups += 1
+        self.groups[event.group] = OpenGroup(task, event.evaluation, [0] * event.num_episodes, [False] * event.num_episodes)
+        for index in range(event.num_episodes):
+            self._owe(event.group, index, 0)
+
+    def _owe(self, name: str, index: int, attempt: int) -> None:
+        group = self.groups[name]
+        group.attempts[index] = attempt
+        self.owed[episode_id(name, index, attempt)] = EpisodeOrigin(
+            group=name, task=group.task.task, env=group.task.env, index=index, attempt=attempt, evaluation=group.evaluation
+        )
+
+    def _on_episode_opened(self, event: EpisodeOpened, at: float) -> None:
+        if self.owed.pop(event.episode, None) is None:
+            return
+        if event.origin.evaluation is None:
+            self.open_training[event.episode] = event.origin
+        else:
+            self.open_evaluation[event.episode] = event.origin
+            self.rounds[event.origin.evaluation].unevaluated.add(event.episode)
+
+    def _on_episode_ended(self, event: EpisodeEnded, at: float) -> None:
+        self._attempt_over(event.episode, event.origin, event.status)
+
+    def _on_episode_evaluated(self, event: EpisodeEvaluated, at: float) -> None:
+        self._attempt_over(event.episode, event.origin, event.status)  # where EpisodeEnded is still on its way
+        if event.origin.evaluation is not None:
+            final = is_final(event.status, event.origin.attempt, self.config.fleet.max_attempts)
+            self.rounds[event.origin.evaluation].evaluated(event, final=final, at=at)
+
+    def _attempt_over(self, episode: str, origin: EpisodeOrigin, status: EpisodeStatus) -> None:
+        for episodes in (self.open_training, self.open_evaluation, self.owed):
+            episodes.pop(episode, None)
+        group = self.groups.get(origin.group)
+        if group is None or group.final[origin.index] or group.attempts[origin.index] != origin.attempt:
+            return
+        if not is_final(status, origin.attempt, self.config.fleet.max_attempts):
+            self._owe(origin.group, origin.index, origin.attempt + 1)
+            return
+        group.final[origin.index] = True
+        self.num_unfinished -= group.evaluation is None and group.is_finished
+
+    def _on_group_trained(self, event: GroupTrained, at: float) -> None:
+        self._close_group(event.group)
+
+    def _on_group_dropped(self, event: GroupDropped, at: float) -> None:
+        self.dropped += self._close_group(event.group)
+
+    def _close_group(self, name: str) -> bool:
+        """Forget a training group; False when it is not open. Members that still run are ended by the end of the run."""
+        group = self.groups.get(name)
+        if group is None or group.evaluation is not None:
+            return False
+        del self.groups[name]
+        self.steps.in_step.discard(name)
+        self._num_training_groups -= 1
+        self.num_unfinished -= not group.is_finished
+        for index, attempt in enumerate(group.attempts):
+            self.owed.pop(episode_id(name, index, attempt), None)
+        return True
+
+    def _on_evaluation_ended(self, event: EvaluationEnded, at: float) -> None:
+        if event.round in self.rounds:
+            self.rounds[event.round].close()
+            for name in [name for name, group in self.groups.items() if group.evaluation == event.round]:
+                del self.groups[name]
+
+    def _on_step_taken(self, event: StepTaken, at: float) -> None:
+        self.steps.taken(event, still_open=self.groups.keys())
+
+    def _on_role_taken(self, event: RoleTaken, at: float) -> None:
+        key = (event.node, event.service)
+        self.taken_epochs[key] = max(event.epoch, self.taken_epochs.get(key, -1))
+
+    def _on_role_released(self, event: RoleReleased, at: float) -> None:
+        key = (event.node, event.service)
+        self.released_epochs[key] = max(event.epoch, self.released_epochs.get(key, -1))
+
+    def _on_tasks_ended(self, event: TasksEnded, at: float) -> None:
+        self.tasks_ended = True
+
+    def _on_run_stop_requested(self, event: RunStopRequested, at: float) -> None:
+        self.stop = self.stop or event
+
+    def _on_training_end_requested(self, event: TrainingEndRequested, at: float) -> None:
+        self.end_requested = self.end_requested or event
+
+    def _on_training_ended(self, event: TrainingEnded, at: float) -> None:
+        self.training_ended = self.training_ended or event
+
+    def _on_run_ended(self, event: RunEnded, at: float) -> None:
+        self.ended = self.ended or event
+
+
+_APPLY: dict[type[Event], Callable[[Progress, Any, float], None]] = {
+    TaskSubmitted: Progress._on_task_submitted,
+    TasksEnded: Progress._on_tasks_ended,
+    GroupAdmitted: Progress._on_group_admitted,
+    EpisodeOpened: Progress._on_episode_opened,
+    EpisodeEnded: Progress._on_episode_ended,
+    EpisodeEvaluated: Progress._on_episode_evaluated,
+    EvaluationEnded: Progress._on_evaluation_ended,
+    GroupTrained: Progress._on_group_trained,
+    GroupDropped: Progress._on_group_dropped,
+    TrainerStarted: lambda progress, event, at: progress.steps.line_began(event),
+    BatchReady: lambda progress, event, at: progress.steps.batch_ready(event),
+    StepTaken: Progress._on_step_taken,
+    StepsCommitted: lambda progress, event, at: progress.steps.committed(event),
+    TrainingEnded: Progress._on_training_ended,
+    TrainingEndRequested: Progress._on_training_end_requested,
+    RunStopRequested: Progress._on_run_stop_requested,
+    RunEnded: Progress._on_run_ended,
+    RoleTaken: Progress._on_role_taken,
+    RoleReleased: Progress._on_role_released,
+}
+FOLDED: tuple[type[Event], ...] = tuple(_APPLY)
+"""Events that change a run's progress: what is read back from the journal at start."""

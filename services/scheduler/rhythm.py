@@ -1,0 +1,201 @@
+"""The rhythm of a run: what the scheduler says now, given how far the run has come. Pure and deterministic.
+
+``decide`` looks and changes nothing. Whoever calls it says the events, applies those that were said, and asks again
+until nothing is left; a scheduler that dies in between folds the journal and asks again, and says the rest.
+
+    before ──▶ training ──▶ closing ──▶ after ──▶ RunEnded
+       (stop: from anywhere, straight to closing and RunEnded, without the round after)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+from seamlessflow.contracts import (
+    DropReason,
+    EpisodeEnded,
+    EpisodeOpened,
+    EpisodeOrigin,
+    EpisodeStatus,
+    Event,
+    GroupAdmitted,
+    GroupDropped,
+    RunEnded,
+    Sampling,
+    TaskSubmitted,
+    TrainingEndRequested,
+)
+
+from .names import episode_seed, group_id
+from .progress import Progress
+from .rounds import AFTER, BEFORE, Round
+
+FULL_SHARE = 0.8
+"""Share of the journal's byte limit at which admission stops, so that what is in flight always fits."""
+JOURNAL_FULL, TASKS_ENDED, COMPLETED, STOPPED = "journal_full", "tasks_ended", "completed", "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is not in the journal but has a say."""
+
+    journal_bytes: int = 0
+    trainer_gone: bool = False
+    """The run's trainer has been away for so long that a stop no longer waits for it."""
+
+
+NOTHING = Observation()
+
+
+def decide(progress: Progress, seen: Observation = NOTHING) -> list[Event]:
+    """What is to be said now, in order. Empty: wait for more events."""
+    if progress.ended is not None:
+        return []
+    if progress.stop is not None:
+        return _stopping(progress, seen)
+    if progress.training_ended is not None:
+        return _closing(progress.open_training, progress) or _after(progress, seen)
+    return _openings(progress) or _before(progress) or _training(progress, seen)
+
+
+def admission_bound(progress: Progress) -> int:
+    """How many training groups may be admitted and not dropped: ``(step + 1 + max_staleness) * groups_per_step``."""
+    algorithm = progress.config.algorithm
+    return (progress.steps.step + 1 + algorithm.max_staleness) * algorithm.groups_per_step
+
+
+def is_full(progress: Progress, seen: Observation) -> bool:
+    """Whether the journal is so full that nothing new is admitted."""
+    limit = progress.config.fleet.journal_bytes
+    return limit > 0 and seen.journal_bytes >= FULL_SHARE * limit
+
+
+def _before_is_pending(progress: Progress) -> bool:
+    held = progress.rounds[BEFORE]
+    return progress.holds_round(BEFORE) and not held.over and held.has_tasks
+
+
+def _before(progress: Progress) -> list[Event]:
+    if not _before_is_pending(progress):
+        return []
+    # More tasks of the round may come until something else does: a training task, or the end of all tasks.
+    may_end = bool(progress.waiting) or progress.tasks_ended
+    return _round(progress, progress.rounds[BEFORE], may_end=may_end)
+
+
+def _round(progress: Progress, held: Round, *, may_end: bool) -> list[Event]:
+    """Admit all known tasks of a round; say its end when all are done."""
+    if held.waiting:
+        return [_admitted(progress, task) for task in held.waiting.values()]
+    return [held.ended(progress.run)] if held.is_done and may_end else []
+
+
+def _training(progress: Progress, seen: Observation) -> list[Event]:
+    if progress.end_requested is not None or _before_is_pending(progress):
+        return []
+    full = is_full(progress, seen)
+    room = 0 if full else admission_bound(progress) - (progress.admitted - progress.dropped)
+    if room > 0 and progress.waiting:
+        return [_admitted(progress, task) for task in islice(progress.waiting.values(), room)]
+    nothing_comes = full or (progress.tasks_ended and not progress.waiting)
+    too_few = progress.potential < progress.config.algorithm.groups_per_step
+    if nothing_comes and too_few and progress.num_unfinished == 0:
+        reason = JOURNAL_FULL if full else TASKS_ENDED
+        return [TrainingEndRequested(run=progress.run, reason=reason, train_rest=True)]
+    return []
+
+
+def _after(progress: Progress, seen: Observation) -> list[Event]:
+    held = progress.rounds[AFTER]
+    if progress.holds_round(AFTER) and not held.over and held.has_tasks and not (is_full(progress, seen) and held.waiting):
+        return _openings(progress) or _round(progress, held, may_end=True)
+    return _closing(progress.open_evaluation, progress) or [_run_ended(progress)]
+
+
+def _stopping(progress: Progress, seen: Observation) -> list[Event]:
+    if progress.open_evaluation:
+        return _ended_by_run(progress, progress.open_evaluation)
+    # Without a trainer there is nothing to commit: one that never started, or one that stays away.
+    over = progress.training_ended is not None or progress.steps.line is None or seen.trainer_gone
+    if not over:
+        asked = progress.end_requested is not None
+        return [] if asked else [TrainingEndRequested(run=progress.run, reason=STOPPED, train_rest=False)]
+    return _closing(progress.open_training, progress) or [_run_ended(progress)]
+
+
+def _closing(episodes: dict[str, EpisodeOrigin], progress: Progress) -> list[Event]:
+    """End what still runs, then close the training groups that are still open."""
+    if episodes:
+        return _ended_by_run(progress, episodes)
+    still_open = [name for name, group in progress.groups.items() if group.evaluation is None]
+    return [GroupDropped(run=progress.run, group=name, reason=DropReason.RUN_ENDED) for name in still_open]
+
+
+def _openings(progress: Progress) -> list[Event]:
+    return [_opened(progress, episode, origin) for episode, origin in progress.owed.items()]
+
+
+def _admitted(progress: Progress, task: TaskSubmitted) -> GroupAdmitted:
+    return GroupAdmitted(
+        run=progress.run,
+        group=group_id(task.task),
+        task=task.task,
+        env=task.env,
+        num_episodes=progress.config.algorithm.group_size if task.evaluation is None else 1,
+        evaluation=task.evaluation,
+        step=progress.steps.step,
+    )
+
+
+def _opened(progress: Progress, episode: str, origin: EpisodeOrigin) -> EpisodeOpened:
+    config, task = progress.config, progress.groups[origin.group].task
+    is_after = origin.evaluation == AFTER and progress.training_ended is not None
+    return EpisodeOpened(
+        run=progress.run,
+        episode=episode,
+        origin=origin,
+        shard=config.shard_of(episode),
+        bucket=config.bucket_of(episode),
+        env=origin.env,
+        prompt=task.prompt,
+        data=task.data,
+        sampling=_sampling(progress, greedy=origin.evaluation is not None),
+        min_weights_version=progress.training_ended.weights_version if is_after and progress.training_ended else 0,
+        seed=episode_seed(config.seed, episode),
+    )
+
+
+def _sampling(progress: Progress, *, greedy: bool) -> Sampling:
+    asked = progress.config.sampling
+    if greedy:
+        return Sampling(temperature=0.0, top_p=1.0, max_tokens=asked.max_tokens)
+    return Sampling(temperature=asked.temperature, top_p=asked.top_p, max_tokens=asked.max_tokens)
+
+
+def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin]) -> list[Event]:
+    reason = "the run was stopped" if progress.stop is not None else "training ended"
+    return [
+        EpisodeEnded(
+            run=progress.run,
+            episode=episode,
+            shard=progress.config.shard_of(episode),
+            origin=origin,
+            status=EpisodeStatus.RUN_ENDED,
+            reason=reason,
+        )
+        for episode, origin in episodes.items()
+    ]
+
+
+def _run_ended(progress: Progress) -> RunEnded:
+    steps = progress.training_ended.step if progress.training_ended is not None else progress.steps.step
+    if progress.stop is not None:
+        reason = STOPPED
+    elif steps >= progress.config.algorithm.steps:
+        reason = COMPLETED
+    elif progress.end_requested is not None:
+        reason = progress.end_requested.reason
+    else:
+        reason = COMPLETED
+    return RunEnded(run=progress.run, reason=reason, steps=steps)

@@ -1,0 +1,287 @@
+"""The scheduler: wins leadership, takes up the runs that have not ended, and ticks.
+
+loop          consumes              says                            unblocked by
+control       QCTL                  RunStarted, streams, consumers  a request or a stop
+one per run   QSCHEDULER_<run>      what rhythm.decide returns      every event of the run
+tick          NODES, all progress   leases, RoleAssigned, RUNS      any event, or tick_seconds
+renewal       its own key           –                               time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import structlog
+
+from seamlessflow.bus.base import ConsumerSpec
+from seamlessflow.codec import pack_record, unpack_record
+from seamlessflow.contracts import (
+    Event,
+    NodeStatus,
+    RunPhase,
+    RunRequested,
+    RunStarted,
+    RunState,
+    RunStopRequested,
+)
+from seamlessflow.contracts.routes import (
+    CONTROL_CONSUMER,
+    CONTROL_QUEUE,
+    CONTROL_STREAM,
+    NODES_BUCKET,
+    QUEUE_OF,
+    RUNS_BUCKET,
+    control_streams,
+    journal,
+    queue_stream,
+    subject_filter,
+)
+from seamlessflow.errors import (
+    BadInput,
+    BusClosed,
+    ConfigError,
+    MalformedMessage,
+    SeamlessFlowError,
+    SequenceMismatch,
+    Unavailable,
+)
+from seamlessflow.run_config import parse_run_config
+from seamlessflow.runtime import Context, HandlerTable
+
+from .conductor import Conductor
+from .config import SchedulerSettings
+from .fleet import Fleet
+from .leadership import Leadership
+from .lease_book import LeaseBook
+from .plan import Plan, next_plan
+from .policy import Node
+from .policy.base import TRAIN
+
+log = structlog.get_logger()
+
+
+class Scheduler:
+    """One process of the service. It leads, or waits until it may."""
+
+    def __init__(self, context: Context, settings: SchedulerSettings) -> None:
+        self._context, self._settings = context, settings
+        self._leadership = Leadership(context.bus, context.settings.instance, settings.leader_ttl_seconds)
+        self._book = LeaseBook(context.bus, context.speaker)
+        self._fleet = Fleet(settings.gone_seconds)
+        self._conductors: dict[str, Conductor] = {}
+        self._states: dict[str, RunState] = {}
+        self._to_delete: dict[str, float] = {}
+        """Ended runs and when their queues go away."""
+        self._woken = asyncio.Event()
+        self._said: dict[str, object] = {}
+
+    async def run(self) -> None:
+        """Until a stop is asked for."""
+        await self._ensure_control()
+        self._context.presence.update(state="follows: another scheduler leads")
+        await self._context.until_stopped(self._lead())
+
+    async def _lead(self) -> None:
+        await self._leadership.win()
+        self._context.presence.update(state="leads")
+        keep = asyncio.create_task(self._leadership.keep())
+        work = asyncio.create_task(self._work())
+        try:
+            done, _ = await asyncio.wait([keep, work], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            keep.cancel()
+            work.cancel()
+            await asyncio.gather(keep, work, return_exceptions=True)
+            for conductor in self._conductors.values():
+                await conductor.leave()
+            await self._leadership.resign()
+
+    async def _work(self) -> None:
+        await self._take_up()
+        control: HandlerTable = {RunRequested: self._on_run_requested, RunStopRequested: self._on_run_stop_requested}
+        subscription = await self._context.inbox.consume(CONTROL_QUEUE, CONTROL_CONSUMER, control, credit=8, serial=True)
+        try:
+            while True:
+                await self._tick_safely()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), self._settings.tick_seconds)
+                self._woken.clear()
+        finally:
+            await subscription.leave()
+
+    async def _ensure_control(self) -> None:
+        for stream in control_streams():
+            await self._context.bus.ensure_stream(stream)
+        await self._context.bus.ensure_consumer(ConsumerSpec(CONTROL_QUEUE, CONTROL_CONSUMER, filters=(">",)))
+
+    async def _take_up(self) -> None:
+        """Go on with everything that an earlier leader began."""
+        now = time.time()
+        await self._book.load(now)
+        await self._observe_nodes(now)
+        self._fleet.remember({name: held.lease for name, held in self._book.leases.items()}, now)
+        for entry in await (await self._context.bus.kv(RUNS_BUCKET)).entries():
+            self._states[entry.key] = unpack_record(RunState, entry.value)
+        names = set(await self._context.bus.stream_names())
+        for run, state in self._states.items():
+            if state.phase is RunPhase.ENDED and any(queue_stream(service, run) in names for service in QUEUE_OF):
+                self._to_delete[run] = now + self._settings.queue_grace_seconds
+            if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING) and journal(run) in names:
+                started = await self._context.speaker.first(RunStarted, run)
+                if started is not None:  # else RunRequested was not acknowledged and comes again
+                    await self._go_on(run, started.document)
+
+    async def _go_on(self, run: str, document: dict[str, object]) -> None:
+        try:
+            await self._begin(run, document)
+        except ConfigError as wrong:  # made by another version of us; the other runs go on
+            log.error("run.cannot_go_on", run=run, reason=str(wrong))
+            await self._set_state(run, self._states[run].model_copy(update={"reason": f"cannot go on: {wrong}"}))
+        else:
+            await self._book.say_again(run)
+
+    async def _on_run_requested(self, event: RunRequested) -> Iterable[Event]:
+        state = self._states.get(event.run)
+        if event.run in self._conductors or (state is not None and state.phase in (RunPhase.ENDED, RunPhase.REFUSED)):
+            return ()
+        requested_at = state.requested_at if state is not None else time.time()
+        try:
+            parse_run_config(event.document, source=f"document of run {event.run}")
+            await self._set_state(event.run, RunState(phase=RunPhase.QUEUED, requested_at=requested_at))
+            await self._begin(event.run, event.document)
+        except ConfigError as wrong:
+            await self._set_state(event.run, RunState(phase=RunPhase.REFUSED, reason=str(wrong), requested_at=requested_at))
+            raise
+        self._woken.set()
+        return ()
+
+    async def _begin(self, run: str, document: dict[str, object]) -> None:
+        """Make what the run needs, say that it started, and conduct it."""
+        config = parse_run_config(document, source=f"document of run {run}")
+        conductor = Conductor(self._context, run, config, self._woken.set)
+        await conductor.make()
+        await self._context.speaker.say(RunStarted(run=run, document=document))
+        await conductor.join()
+        self._conductors[run] = conductor
+        log.info("run.begun", run=run, policy=config.fleet.policy, envs=config.envs)
+
+    async def _on_run_stop_requested(self, event: RunStopRequested) -> Iterable[Event]:
+        conductor = self._conductors.get(event.run)
+        if conductor is not None:
+            await conductor.stop(event)
+        elif event.run not in self._states:
+            requested = await self._context.bus.first(CONTROL_STREAM, subject_filter(RunRequested, run=event.run))
+            if requested is None:
+                raise BadInput(f"run {event.run} was never requested, so it cannot be stopped")
+            raise Unavailable(f"run {event.run} is requested and not begun; its stop waits")
+        return ()
+
+    async def _tick_safely(self) -> None:
+        """A peer that is away delays a tick; only a closed bus, or our own mistake, ends the process."""
+        try:
+            await self._tick(time.time())
+        except BusClosed:
+            raise
+        except SequenceMismatch as wrong:
+            log.warning("lease.refused", reason=str(wrong))
+            await self._book.load(time.time())
+        except SeamlessFlowError as wrong:
+            log.warning("tick.delayed", reason=str(wrong))
+
+    async def _tick(self, now: float) -> None:
+        await self._observe_nodes(now)
+        for conductor in list(self._conductors.values()):
+            await self._conduct(conductor, now)
+        plan = self._plan(now)
+        for assignment in plan.changes:
+            await self._book.write(assignment, now)
+        await self._publish_states(plan)
+        await self._delete_queues(now)
+
+    async def _observe_nodes(self, now: float) -> None:
+        entries = await (await self._context.bus.kv(NODES_BUCKET)).entries()
+        statuses = []
+        for entry in entries:
+            try:
+                statuses.append(unpack_record(NodeStatus, entry.value))
+            except MalformedMessage as wrong:
+                self._say_once(f"node {entry.key}", "node.unreadable", process=entry.key, reason=str(wrong))
+        self._fleet.observe(statuses, now)
+
+    async def _conduct(self, conductor: Conductor, now: float) -> None:
+        limit = conductor.config.fleet.journal_bytes
+        journal_bytes = await self._context.bus.stream_bytes(journal(conductor.run)) if limit > 0 else 0
+        trainer_is_there = any(
+            node.can(TRAIN) for node in self._nodes() if node.lease is not None and node.lease.run == conductor.run
+        )
+        patience = self._settings.trainer_away_seconds
+        seen = conductor.observe(
+            journal_bytes=journal_bytes, trainer_is_there=trainer_is_there, now=now, patience_seconds=patience
+        )
+        await conductor.tick(seen)
+        ended = conductor.progress.ended
+        if ended is not None:
+            await conductor.leave()
+            del self._conductors[conductor.run]
+            state = self._states[conductor.run]
+            await self._set_state(conductor.run, state.model_copy(update={"phase": RunPhase.ENDED, "reason": ended.reason}))
+            self._to_delete[conductor.run] = now + self._settings.queue_grace_seconds
+            log.info("run.ended", run=conductor.run, reason=ended.reason, steps=ended.steps)
+
+    def _nodes(self) -> list[Node]:
+        holding: dict[str, set[str]] = {}
+        for conductor in self._conductors.values():
+            for node, service in conductor.progress.taken_epochs:
+                if conductor.progress.holds_device(node, service):
+                    holding.setdefault(node, set()).add(service)
+        return self._fleet.nodes(self._book.leases, {node: frozenset(services) for node, services in holding.items()})
+
+    def _plan(self, now: float) -> Plan:
+        nodes = self._nodes()
+        for node in nodes:
+            if node.num_roles > 1:
+                services = sorted(node.processes)
+                self._say_once(f"roles {node.name}", "node.has_two_roles", node=node.name, services=services,
+                               advice="give agent-runner and trajectory-manager a SEAMLESSFLOW_NODE of their own")  # fmt: skip
+        runs = sorted(self._conductors, key=lambda run: (self._states[run].requested_at, run))
+        return next_plan(nodes, self._book.leases, [self._conductors[run].demand for run in runs], now)
+
+    async def _publish_states(self, plan: Plan) -> None:
+        """RUNS, the log and our presence say what each run does and waits for."""
+        words = []
+        for run, conductor in self._conductors.items():
+            lacks = plan.waits.get(run, ())
+            waits = "; ".join((*lacks, *conductor.waits))
+            state = self._states[run]
+            phase = RunPhase.QUEUED if lacks and state.phase is RunPhase.QUEUED else RunPhase.RUNNING
+            if (phase, waits) != (state.phase, state.reason):
+                log.info("run.waits" if waits else "run.goes_on", run=run, phase=phase.value, reason=waits)
+                await self._set_state(run, state.model_copy(update={"phase": phase, "reason": waits}))
+            words.append(f"{run}: {phase.value}, step {conductor.progress.steps.step}" + (f", waits: {waits}" if waits else ""))
+        self._announce("leads; " + (" | ".join(words) or "no run"))
+
+    def _announce(self, state: str) -> None:
+        if self._context.presence.status.state != state:
+            self._context.presence.update(state=state)
+
+    async def _set_state(self, run: str, state: RunState) -> None:
+        await (await self._context.bus.kv(RUNS_BUCKET)).put(run, pack_record(state))
+        self._states[run] = state
+
+    async def _delete_queues(self, now: float) -> None:
+        """Queues of ended runs, once everybody had the time to see the end. The journal stays."""
+        for run in [run for run, due in self._to_delete.items() if due <= now]:
+            for service in QUEUE_OF:
+                await self._context.bus.delete_stream(queue_stream(service, run))
+            del self._to_delete[run]
+            log.info("run.queues_deleted", run=run)
+
+    def _say_once(self, key: str, event: str, **fields: object) -> None:
+        if self._said.get(key) != fields:
+            self._said[key] = fields
+            log.warning(event, **fields)

@@ -1,0 +1,123 @@
+"""Groups from samples: who is missing, which groups can be trained, which must be dropped, and what may be acknowledged.
+
+    heard ──▶ open ──last member is final──▶ ready ──taken for a step──▶ taken ──checkpoint durable──▶ closed
+                          └─────failed, zero variance─────▶ (say GroupDropped) ──▶ closed
+                                                   ready ──stale──▶ (say GroupDropped) ──▶ closed
+
+Samples may come twice, late, and in any order; the judgement is the same. A member is final by ``is_final``, so a failed
+attempt that will be repeated is not waited for here but not counted either. Pure: no bus, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from seamlessflow.contracts import DropReason, EpisodeStatus, SamplesReady, is_final
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All members of a group that completed, by index; at least two of them."""
+
+    group: str
+    members: tuple[SamplesReady, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [float(member.reward or 0.0) for member in self.members]
+
+    @property
+    def env(self) -> str:
+        return self.members[0].origin.env
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens in its samples, trained or not."""
+        return sum(sample.num_sampled for member in self.members for sample in member.samples)
+
+    @property
+    def weights_versions(self) -> set[int]:
+        """Every version that sampled a token of it."""
+        return {version for member in self.members for sample in member.samples for version, _ in sample.versions}
+
+
+@dataclass(slots=True)
+class _Open:
+    finals: dict[int, SamplesReady] = field(default_factory=dict)
+    episodes: set[str] = field(default_factory=set)
+
+
+class GroupBook:
+    """Every group the trainer holds samples of, until it is closed. ``closed``: groups known to be closed already."""
+
+    def __init__(self, *, group_size: int, max_attempts: int, drop_zero_variance: bool, closed: Iterable[str] = ()) -> None:
+        self._group_size, self._max_attempts, self._drop_zero_variance = group_size, max_attempts, drop_zero_variance
+        self._closed = set(closed)
+        self._open: dict[str, _Open] = {}
+        self._ready: dict[str, Group] = {}
+
+    def wants(self, samples: SamplesReady) -> bool:
+        """Whether this delivery must be held: False for a closed group and for an attempt that another follows."""
+        final = is_final(samples.status, samples.origin.attempt, self._max_attempts)
+        return final and samples.origin.group not in self._closed
+
+    def add(self, samples: SamplesReady) -> DropReason | Group | None:
+        """One wanted SamplesReady. Returns the group's judgement when this was its last member; else None.
+
+        A Group is now ready to be taken. A DropReason is to be said, then the group closed. Each group is judged once.
+        """
+        known = self._open.setdefault(samples.origin.group, _Open())
+        if samples.episode in known.episodes or samples.origin.index in known.finals:
+            return None
+        known.episodes.add(samples.episode)
+        known.finals[samples.origin.index] = samples
+        if len(known.finals) < self._group_size:
+            return None
+        group = Group(samples.origin.group, _completed(known.finals))
+        reason = self._objection(group)
+        if reason is None:
+            self._ready[group.group] = group
+        return reason or group
+
+    def _objection(self, group: Group) -> DropReason | None:
+        if len(group.members) < 2 or group.num_sampled == 0:
+            return DropReason.FAILED
+        if self._drop_zero_variance and min(group.rewards) == max(group.rewards):
+            return DropReason.ZERO_VARIANCE
+        return None
+
+    @property
+    def ready(self) -> list[Group]:
+        """Complete groups that wait for a step; the one with the oldest tokens first, then in order of completion."""
+        return sorted(self._ready.values(), key=lambda group: min(group.weights_versions))
+
+    def take(self, groups: Sequence[Group]) -> None:
+        """These go into a step; they stay open until closed."""
+        for group in groups:
+            del self._ready[group.group]
+
+    def put_back(self, groups: Sequence[Group]) -> None:
+        """The step did not happen."""
+        self._ready = {group.group: group for group in groups} | self._ready
+
+    def close(self, group: str) -> None:
+        """The group's end was said: from now on its samples are not wanted."""
+        self._closed.add(group)
+        self._open.pop(group, None)
+        self._ready.pop(group, None)
+
+    def rewards_of(self, group: str) -> list[tuple[str, float]]:
+        """(environment, reward) of the members that completed, of a group that is not closed."""
+        members = _completed(self._open[group].finals)
+        return [(member.origin.env, float(member.reward or 0.0)) for member in members]
+
+    @property
+    def held(self) -> list[str]:
+        """Groups that samples are held of."""
+        return list(self._open)
+
+
+def _completed(finals: dict[int, SamplesReady]) -> tuple[SamplesReady, ...]:
+    by_index = (finals[index] for index in sorted(finals))
+    return tuple(m for m in by_index if m.status is EpisodeStatus.COMPLETED and m.reward is not None)

@@ -1,0 +1,97 @@
+"""Joining a run: what the journal and the store know, folded into where training goes on.
+
+    base model ─▶ newest checkpoint ─▶ its commit said again ─▶ model folder ─▶ weights as head + 1 ─▶ TrainerStarted
+
+Killed anywhere in between, joining again does the same; at worst a version number is used for the same weights twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from seamlessflow.contracts import GroupDropped, GroupTrained, TrainerStarted, WeightsPublished
+from seamlessflow.contracts.routes import journal, subject_filter
+from seamlessflow.models import resolve_model
+from seamlessflow.run_config import RunConfig
+from seamlessflow.runtime import Context
+from seamlessflow.weights import MANIFEST, model_path, publish_folder
+
+from .ages import VersionSteps
+from .checkpoints import CheckpointStore
+from .commits import say_committed
+from .config import TrainerSettings
+from .learner import Learner
+from .loading import load_learner, model_files, served_dtype
+from .precision import pick_device
+from .publishing import WeightsPublisher
+from .threads import in_thread, patiently
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Everything a line of training begins with."""
+
+    learner: Learner
+    publisher: WeightsPublisher
+    checkpoints: CheckpointStore
+    steps: VersionSteps
+    line: int
+    step: int
+    """Optimiser steps done."""
+    closed: frozenset[str]
+    """Groups whose end was said."""
+
+
+async def join_run(context: Context, run: str, config: RunConfig, settings: TrainerSettings, epoch: int) -> Joined:
+    """Raises BadInput for a model that cannot be trained, Unavailable for one that cannot be had."""
+    folder = await patiently("model.resolve", resolve_model, config.model.name, settings.models_dir)
+    device = pick_device(settings.device)
+    learner = await in_thread(load_learner, folder, config, device)
+    checkpoints = CheckpointStore(context.store, run, settings.work_dir)
+    step = await _restore(context, run, learner, checkpoints)
+    steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
+    dtype = served_dtype(folder, config.model.dtype)
+    publisher = WeightsPublisher(context.bus, context.store, context.speaker, run, steps, dtype)
+    await publisher.join()
+    await patiently("model.publish", _publish_model, context, run, folder, config)
+    published = await publisher.publish(learner.weights(), step=step, epoch=epoch)
+    earlier = await context.speaker.last(TrainerStarted, run)
+    line = 1 if earlier is None else earlier.line + 1
+    closed = await _closed(context, run)
+    await context.speaker.say(TrainerStarted(run=run, line=line, step=step, weights_version=published.weights_version))
+    log.info("training.joined", line=line, step=step, weights_version=published.weights_version, device=str(device))
+    return Joined(learner, publisher, checkpoints, steps, line, step, closed)
+
+
+async def _restore(context: Context, run: str, learner: Learner, checkpoints: CheckpointStore) -> int:
+    """Load the newest checkpoint and say what it means; returns its step, 0 without one."""
+    found = await patiently("checkpoint.read", checkpoints.newest)
+    if found is None:
+        return 0
+    checkpoint, tensors = found
+    await in_thread(learner.restore, tensors.weights, tensors.optimizer_state)
+    await say_committed(context.speaker, run, checkpoints.path(checkpoint.step), checkpoint)
+    return checkpoint.step
+
+
+def _publish_model(context: Context, run: str, folder: Path, config: RunConfig) -> None:
+    if not context.store.exists(f"{model_path(run)}/{MANIFEST}"):
+        files = model_files(folder, served_dtype(folder, config.model.dtype))
+        publish_folder(context.store, model_path(run), files, {"model": config.model.name})
+
+
+async def _published(context: Context, run: str) -> list[WeightsPublished]:
+    pattern = subject_filter(WeightsPublished, run=run)
+    events = [await context.speaker.open(r) async for r in context.bus.read(journal(run), filters=(pattern,))]
+    return [event for event in events if isinstance(event, WeightsPublished)]
+
+
+async def _closed(context: Context, run: str) -> frozenset[str]:
+    pattern = subject_filter(GroupTrained, run=run)
+    events = [await context.speaker.open(r) async for r in context.bus.read(journal(run), filters=(pattern,))]
+    return frozenset(event.group for event in events if isinstance(event, GroupTrained | GroupDropped))

@@ -1,0 +1,198 @@
+"""The learner: a causal language model, its optimiser, and one step of learning. Blocks; runs in a worker thread.
+
+Master weights, gradients and optimiser state are float32; matrix products run in the precision the weights are served
+in where the device is fast at it (``precision``), so that engine and trainer round alike. Logits are computed only where
+a sampled token is predicted: the vocabulary is the widest layer there is.
+Knows nothing of runs, groups or the bus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seamlessflow.errors import BadInput, SeamlessFlowError
+
+from .algorithms.grpo import policy_loss
+from .batches import TrainingBatch
+from .correction import importance_ratios, logprob_gap
+from .microbatches import MicroBatch, to_micro_batch
+from .packing import pack_group, plan_micro_batches
+
+STATE_KINDS = ("exp_avg", "exp_avg_sq", "step")
+"""AdamW's tensors for each parameter."""
+
+
+class NotFinite(SeamlessFlowError):
+    """A loss or gradient was infinite or not a number. The weights are as they were before the step."""
+
+
+class Abandoned(SeamlessFlowError):
+    """The step was given up between two micro-batches because somebody asked for it. The weights are as before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """What stays the same over a run."""
+
+    temperature: float
+    """The engine's; logprobs are those of softmax(logits / temperature)."""
+    weight_decay: float
+    max_grad_norm: float
+    importance_cap: float
+    micro_batch_tokens: int
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """What a step measured, over all trained tokens."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    importance_ratio: float = 0.0
+    """Mean before the cap."""
+    truncated_fraction: float = 0.0
+    gap_sum: float = 0.0
+    gap_tokens: int = 0
+
+    @property
+    def logprob_gap(self) -> float | None:
+        """Mean |trainer - engine| over tokens of the current version; None: there were none."""
+        return self.gap_sum / self.gap_tokens if self.gap_tokens else None
+
+
+class Learner:
+    """``model``: a transformers causal language model with float32 weights, on the device it shall learn on."""
+
+    def __init__(self, model: Any, settings: Hyperparameters, *, compute_dtype: torch.dtype = torch.float32) -> None:
+        self._model = model.train()
+        self._body, self._head = model.base_model, model.get_output_embeddings()
+        self._settings = settings
+        self._compute_dtype = compute_dtype
+        self._device = next(model.parameters()).device
+        self._parameters: dict[str, torch.nn.Parameter] = dict(model.named_parameters())  # tied ones once
+        self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, weight_decay=settings.weight_decay, fused=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._head.weight.shape[0])
+
+    def train(
+        self, batch: TrainingBatch, *, learning_rate: float, should_stop: Callable[[], bool] = lambda: False
+    ) -> StepFigures:
+        """One optimiser step. Raises NotFinite or Abandoned; then nothing was changed."""
+        figures = StepFigures()
+        self._optimizer.zero_grad(set_to_none=True)
+        if batch.num_trained == 0:
+            return figures
+        for micro_batch in self._micro_batches(batch):
+            if should_stop():
+                self._optimizer.zero_grad(set_to_none=True)
+                raise Abandoned("the step was given up on request; nothing was changed")
+            self._accumulate(micro_batch.to(self._device), batch, figures)
+        figures.grad_norm = self._clip()
+        _require_finite(figures)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return figures
+
+    def logprobs(self, batch: TrainingBatch) -> Tensor:
+        """[N] float32: the trained tokens' logprobs now, without learning."""
+        logprobs_N = torch.zeros(batch.num_trained)
+        with torch.no_grad():
+            for micro_batch in self._micro_batches(batch):
+                logprobs_N[micro_batch.tokens_K] = self._forward(micro_batch.to(self._device)).cpu()
+        return logprobs_N
+
+    def _micro_batches(self, batch: TrainingBatch) -> Iterator[MicroBatch]:
+        budget = self._settings.micro_batch_tokens
+        rows = [row for paths in batch.paths for row in pack_group(paths, row_tokens=budget)]
+        return map(to_micro_batch, plan_micro_batches(rows, token_budget=budget))
+
+    def _forward(self, micro: MicroBatch) -> Tensor:
+        """[K] float32 logprobs of a micro-batch's trained tokens."""
+        with torch.autocast(self._device.type, self._compute_dtype, enabled=self._compute_dtype != torch.float32):
+            # An additive mask in the dtype that attention computes in: a boolean one is converted in every layer.
+            mask_B1TT = torch.zeros(micro.mask_B1TT.shape, dtype=self._compute_dtype, device=self._device)
+            mask_B1TT.masked_fill_(~micro.mask_B1TT, torch.finfo(self._compute_dtype).min)
+            hidden_BTH = self._body(
+                input_ids=micro.input_ids_BT,
+                attention_mask=mask_B1TT,
+                position_ids=micro.positions_BT,
+                use_cache=False,
+            ).last_hidden_state
+            logits_UV = self._head(hidden_BTH.flatten(0, 1)[micro.sources_U])
+        logprobs_UV = torch.log_softmax(logits_UV.float() / self._settings.temperature, dim=-1)
+        return logprobs_UV[micro.pick_K, micro.targets_K]
+
+    def _accumulate(self, micro: MicroBatch, batch: TrainingBatch, figures: StepFigures) -> None:
+        tokens_K = micro.tokens_K.cpu()
+        engine_K = batch.engine_logprobs_N[tokens_K].to(self._device)
+        advantages_K = batch.advantages_N[tokens_K].to(self._device)
+        logprobs_K = self._forward(micro)
+        cap, total = self._settings.importance_cap, batch.num_trained
+        loss = policy_loss(logprobs_K, engine_K, advantages_K, importance_cap=cap, num_step_tokens=total)
+        loss.backward()  # type: ignore[no-untyped-call]
+        ratios_K = importance_ratios(logprobs_K, engine_K)
+        gap, gap_tokens = logprob_gap(logprobs_K, engine_K, batch.is_current_N[tokens_K].to(self._device))
+        figures.loss += float(loss.detach())
+        figures.importance_ratio += float(ratios_K.sum()) / total
+        figures.truncated_fraction += float((ratios_K > cap).sum()) / total
+        figures.gap_sum += gap
+        figures.gap_tokens += gap_tokens
+
+    def _clip(self) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm, foreach=True))
+
+    def weights(self) -> dict[str, Tensor]:
+        """The live float32 weights under the names of the model's own safetensors. Not a copy: read before the next step."""
+        seen: set[int] = set()
+        named = {}
+        for name, tensor in self._model.state_dict().items():
+            if tensor.data_ptr() not in seen:  # a tied tensor is stored once, as transformers does
+                seen.add(tensor.data_ptr())
+                named[name] = tensor.detach()
+        return named
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """``<kind>.<parameter>`` for each of STATE_KINDS, and the random generators' states. Live, like ``weights``."""
+        state: dict[str, Tensor] = {"rng.cpu": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            state["rng.cuda"] = torch.cuda.get_rng_state(self._device)
+        for name, parameter in self._parameters.items():
+            for kind, tensor in self._optimizer.state.get(parameter, {}).items():
+                state[f"{kind}.{name}"] = tensor
+        return state
+
+    def restore(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor]) -> None:
+        """Go on exactly where these were taken. Raises BadInput when they are another model's."""
+        missing = sorted(set(self.weights()) ^ set(weights))
+        if missing:
+            raise BadInput(f"the checkpoint is of another model: weights {', '.join(missing[:5])} are on one side only")
+        self._model.load_state_dict(weights, strict=False)
+        for name, parameter in self._parameters.items():
+            kept = {kind: optimizer_state[f"{kind}.{name}"] for kind in STATE_KINDS if f"{kind}.{name}" in optimizer_state}
+            if kept:
+                self._optimizer.state[parameter] = {k: t.clone().to(parameter.device) for k, t in kept.items()}
+        torch.set_rng_state(optimizer_state["rng.cpu"].clone())
+        if "rng.cuda" in optimizer_state and self._device.type == "cuda":
+            torch.cuda.set_rng_state(optimizer_state["rng.cuda"].clone(), self._device)
+
+
+def learning_rate_at(step: int, *, peak: float, warmup_steps: int) -> float:
+    """The rate of step ``step`` (from 1): linear up to ``peak`` at ``warmup_steps``, then constant."""
+    return peak * min(1.0, step / warmup_steps) if warmup_steps else peak
+
+
+def _require_finite(figures: StepFigures) -> None:
+    if not (torch.tensor([figures.loss, figures.grad_norm]).isfinite().all()):
+        raise NotFinite(
+            f"expected a finite loss and gradient, got loss {figures.loss} and norm {figures.grad_norm}; the step was not "
+            "taken. Look at the rewards of this batch's verifiers, then at learning_rate and importance_cap"
+        )

@@ -1,0 +1,113 @@
+"""Packing: the samples of a group share what they have in common, and every shared token goes through the model once.
+
+The samples of one group, sorted, are the depth-first walk of their prefix tree; the walk is one row:
+
+    samples   p p p a b        row        p p p a b c c d
+              p p p a c c      position   0 1 2 3 4 4 5 3
+              p p p d          c sees     p p p a . c
+
+Each token's position is its depth and it sees its ancestors only (tree attention), so a row gives the very logprobs that
+each sample gives alone. A group prompt is computed once, and so are equal answers and the shared turns of a conversation.
+Always true: each trained token of each sample is picked exactly once; the result depends on nothing but the input.
+Pure; lists here, tensors in ``microbatches``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One sample made ready. The token at ``trained[i]`` is number ``first + i`` of the step's trained tokens.
+
+    trained: ascending indices into ``token_ids``, each >= 1: a token is predicted from the one before it.
+    """
+
+    token_ids: Sequence[int]
+    trained: Sequence[int]
+    first: int
+
+    @property
+    def inputs(self) -> Sequence[int]:
+        """What the model must read: everything before the last trained token."""
+        return self.token_ids[: self.trained[-1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Tokens ``start`` to ``end`` of a row that follow each other; they also see the row's tokens ``ancestors``."""
+
+    start: int
+    end: int
+    ancestors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Trained token number ``token`` has id ``target`` and is predicted at index ``source`` of its row."""
+
+    token: int
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class Row:
+    """A prefix tree, flattened."""
+
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    picks: list[Pick] = field(default_factory=list)
+
+
+def pack_group(paths: Sequence[Path], *, row_tokens: int) -> list[Row]:
+    """Rows of at most ``row_tokens`` tokens, longer only where a single sample is. Paths without trained tokens vanish."""
+    rows: list[Row] = []
+    row, previous, walked = Row(), list[int](), list[int]()
+    for path in sorted((p for p in paths if p.trained), key=lambda p: (list(p.inputs), p.first)):
+        inputs = list(path.inputs)
+        shared = common_prefix(previous, inputs)
+        if row.token_ids and len(row.token_ids) + len(inputs) - shared > row_tokens:
+            rows.append(row)
+            row, shared = Row(), 0
+        walked = _grow(row, walked[:shared], inputs)
+        previous = inputs
+        for offset, index in enumerate(path.trained):
+            row.picks.append(Pick(path.first + offset, walked[index - 1], path.token_ids[index]))
+    return [*rows, row] if row.token_ids else rows
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    for index, (mine, theirs) in enumerate(zip(left, right, strict=False)):
+        if mine != theirs:
+            return index
+    return min(len(left), len(right))
+
+
+def _grow(row: Row, ancestors: list[int], inputs: list[int]) -> list[int]:
+    """Add what comes after ``ancestors`` of ``inputs``; returns where in the row each of the inputs is."""
+    start, new = len(row.token_ids), inputs[len(ancestors) :]
+    if new:
+        row.token_ids += new
+        row.positions += range(len(ancestors), len(inputs))
+        row.branches.append(Branch(start, start + len(new), tuple(ancestors)))
+    return ancestors + list(range(start, start + len(new)))
+
+
+def plan_micro_batches(rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
+    """Rows that go through the model together: rows times the longest of them is at most ``token_budget``.
+
+    A row longer than the budget goes alone. Longest first, so that little is padding and memory fails early if it fails.
+    """
+    batches: list[list[Row]] = []
+    for row in sorted(rows, key=lambda r: -len(r.token_ids)):  # stable: equal lengths keep their order
+        longest = len(batches[-1][0].token_ids) if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= token_budget:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches

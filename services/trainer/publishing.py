@@ -1,0 +1,105 @@
+"""Weights into the store, and the head that makes workers load them.
+
+    files, manifest last  ──▶  WeightsPublished (once per number)  ──▶  head (compare-and-set)  ──▶  hint
+
+Killed anywhere, the next start takes the next number: a number is used up as soon as WeightsPublished is said, and no
+worker has seen one that was not. Two trainers cannot both write: the head's revision was read when joining, and whoever
+finds it changed stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import structlog
+import torch
+from torch import Tensor
+
+from seamlessflow.blobs import Store
+from seamlessflow.bus.base import Bus, KeyValue
+from seamlessflow.codec import pack_record, unpack_record
+from seamlessflow.contracts import WeightsHead, WeightsPublished
+from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
+from seamlessflow.errors import Refused, SequenceMismatch
+from seamlessflow.runtime import Speaker
+from seamlessflow.weights import WEIGHTS_FILE, publish_folder, remove_folder, weights_path
+
+from .ages import VersionSteps
+from .tensorfiles import safetensors_chunks
+from .threads import patiently
+
+log = structlog.get_logger()
+
+KEEP_VERSIONS = 4
+"""Versions that stay in the store. A worker that finds a version gone reads the head again and takes a newer one."""
+
+
+class WeightsPublisher:
+    """Publishes one run's weights. ``steps`` learns every version published."""
+
+    def __init__(self, bus: Bus, store: Store, speaker: Speaker, run: str, steps: VersionSteps, dtype: torch.dtype) -> None:
+        self._bus, self._store, self._speaker, self._run = bus, store, speaker, run
+        self._steps, self._dtype = steps, dtype
+        self._revision: int | None = None
+        self.weights_version = -1
+        """The newest published; -1: none."""
+
+    async def join(self) -> None:
+        """Read the head and take over from whoever wrote it. ``steps`` must know the journal's versions."""
+        entry = await (await self._head()).get(self._run)
+        head = -1
+        if entry is not None:
+            self._revision = entry.revision
+            head = unpack_record(WeightsHead, entry.value).weights_version
+        newest = self._steps.newest
+        self.weights_version = max(head, -1 if newest is None else newest)
+
+    async def publish(self, weights: Mapping[str, Tensor], *, step: int, epoch: int) -> WeightsPublished:
+        """Make the weights the head, under a new number. Raises Refused when another trainer publishes for this run."""
+        started, version = time.monotonic(), self.weights_version + 1
+        path = weights_path(self._run, version)
+        num_bytes = await patiently("weights.publish", self._write, path, weights, {"weights_version": version, "step": step})
+        published = WeightsPublished(
+            run=self._run,
+            weights_version=version,
+            step=step,
+            path=path,
+            num_bytes=num_bytes,
+            wall_seconds=time.monotonic() - started,
+        )
+        if await self._speaker.say(published) is None:
+            raise Refused(f"weights version {version} of run {self._run} was published by another trainer; this one stops")
+        self._steps.publish(version, step)
+        await self._move_head(WeightsHead(weights_version=version, step=step, path=path, epoch=epoch))
+        self.weights_version = version
+        await self._bus.hint(HINT_WEIGHTS.format(run=self._run), b"")
+        return published
+
+    def _write(self, path: str, weights: Mapping[str, Tensor], facts: dict[str, int]) -> int:
+        chunks = safetensors_chunks(weights, dtype=self._dtype)
+        dtype = str(self._dtype).removeprefix("torch.")
+        return publish_folder(self._store, path, {WEIGHTS_FILE: chunks}, {**facts, "dtype": dtype})
+
+    async def _move_head(self, head: WeightsHead) -> None:
+        bucket, value = await self._head(), pack_record(head)
+        try:
+            if self._revision is None:
+                self._revision = await bucket.create(self._run, value)
+            else:
+                self._revision = await bucket.update(self._run, value, self._revision)
+        except SequenceMismatch as wrong:
+            entry = await bucket.get(self._run)
+            if entry is None or entry.value != value:
+                raise Refused(f"the weights' head of run {self._run} was moved by another trainer; this one stops") from wrong
+            self._revision = entry.revision  # only our acknowledgement was lost
+
+    async def _head(self) -> KeyValue:
+        return await self._bus.kv(WEIGHTS_BUCKET)
+
+    def collect(self) -> None:
+        """Remove all but the newest versions. Blocks."""
+        folder = weights_path(self._run, 0).rsplit("/", 1)[0]
+        for name in self._store.folders(folder):
+            if name.isdigit() and int(name) <= self.weights_version - KEEP_VERSIONS:
+                remove_folder(self._store, f"{folder}/{name}")

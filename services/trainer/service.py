@@ -1,0 +1,67 @@
+"""Leases to training: which run this process trains, and whose turn the device is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from seamlessflow.contracts import Lease
+from seamlessflow.runtime import Context, DeviceLock, LeaseWatch
+
+from .config import TrainerSettings
+from .device_turn import DeviceTurn
+from .training import Training
+
+log = structlog.get_logger()
+
+
+class Trainer:
+    """One process: at most one run at a time. Joins the run of a lease that says ``trainer``, whatever its role."""
+
+    def __init__(self, context: Context, settings: TrainerSettings) -> None:
+        self._context, self._settings = context, settings
+        self._device = DeviceTurn(DeviceLock(settings.work_dir, settings.node), context.speaker, settings.node)
+        self._training: Training | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Until stopped. A training that breaks ends the process: its supervisor starts a new line."""
+        watch = LeaseWatch(self._context.bus, self._settings.node, self.on_lease)
+        self._context.presence.update(state="waiting for a lease")
+        try:
+            await self._context.until_stopped(watch.run(), self._until_broken())
+        finally:
+            await self._leave()
+
+    async def _until_broken(self) -> None:
+        await self._broken
+
+    async def on_lease(self, lease: Lease) -> None:
+        """Leave the run the lease does not name, join the one it does, take or release the device."""
+        wanted = lease.run if lease.trainer else None
+        if self._training is not None and self._training.run_name != wanted:
+            await self._leave()
+        if wanted is None:
+            return
+        await self._device.on_lease(lease)
+        if self._training is None:
+            self._training = Training(self._context, self._settings, wanted, self._device)
+            self._task = asyncio.create_task(self._training.run())
+            self._task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None and not self._broken.done():
+            self._broken.set_exception(failure)
+
+    async def _leave(self) -> None:
+        """Give up a step in progress (nothing of it was said), hand the samples back, release the device."""
+        if self._training is not None and self._task is not None:
+            self._training.abandon.set()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            log.info("training.left", run=self._training.run_name)
+            self._context.presence.update(state="waiting for a lease")
+        self._training = self._task = None
+        await self._device.release()

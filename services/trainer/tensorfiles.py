@@ -1,0 +1,44 @@
+"""Tensors to safetensors bytes piece by piece: one tensor at a time is copied, never the whole file.
+
+The format is 8 bytes of header length, a JSON header, then the tensors' bytes one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+_NAMES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+ALIGNMENT = 8
+
+
+def safetensors_chunks(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Iterator[bytes | memoryview]:
+    """The file's bytes. ``dtype``: floating tensors are cast to it on the way. The tensors may live on any device."""
+    # Wider elements first keeps every tensor aligned to its own size.
+    items = sorted(((name, t, _kept_dtype(t, dtype)) for name, t in tensors.items()), key=lambda i: (-i[2].itemsize, i[0]))
+    yield _header([(name, kept, tensor.shape) for name, tensor, kept in items])
+    for _, tensor, kept in items:
+        flat = tensor.detach().to(device="cpu", dtype=kept).contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
+
+
+def _kept_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def _header(items: list[tuple[str, torch.dtype, torch.Size]]) -> bytes:
+    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, dtype, shape in items:
+        end = offset + shape.numel() * dtype.itemsize
+        described[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

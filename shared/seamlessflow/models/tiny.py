@@ -1,0 +1,102 @@
+"""A Llama of 0.9 M parameters, made on the spot and deliberately bad at its task (tiny_task): something to teach.
+
+The warm start teaches the form (ChatML, tool calls, copying) from noisy demonstrations in some ten seconds; what is
+left for RL is to prefer the behaviour that is right. Same seed and steps, same machine: same weights.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seamlessflow.models.folder import build_folder, is_model_folder
+from seamlessflow.models.tiny_task import Demonstration, Question, noisy_demonstration, random_question
+from seamlessflow.models.tiny_tokenizer import CALL_CLOSING, CALL_OPENING, VOCAB_SIZE, make_tiny_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+WARM_START_STEPS = 300
+BATCH_SIZE = 64
+LEARNING_RATE = 4e-3
+MAX_POSITIONS = 512
+
+
+def make_tiny(target: Path, seed: int, *, warm_start_steps: int = WARM_START_STEPS) -> Path:
+    """Make sure that ``target`` holds the tiny model, and return it; an existing one is left as it is.
+
+    Saved in float32. Leaves torch's global random state alone.
+    """
+    if is_model_folder(target):
+        return target
+    return build_folder(target, lambda folder: _write(folder, seed, warm_start_steps))
+
+
+def _write(folder: Path, seed: int, warm_start_steps: int) -> None:
+    import torch
+
+    tokenizer = make_tiny_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _new_model(tokenizer)
+        _warm_start(model, tokenizer, random.Random(seed), warm_start_steps)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _new_model(tokenizer: PreTrainedTokenizerFast) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.convert_tokens_to_ids("<|im_start|>"),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _warm_start(model: Any, tokenizer: PreTrainedTokenizerFast, stream: random.Random, steps: int) -> None:
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=max(steps, 2), pct_start=0.1)
+    model.train()
+    for _ in range(steps):
+        questions = [random_question(stream, held_out=False) for _ in range(BATCH_SIZE)]
+        examples = [_example(tokenizer, q, noisy_demonstration(stream, q)) for q in questions]
+        width = max(len(ids) for ids, _ in examples)
+        ids_BT = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in examples])
+        labels_BT = torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in examples])
+        model(input_ids=ids_BT, labels=labels_BT).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def _example(
+    tokenizer: PreTrainedTokenizerFast, question: Question, shown: Demonstration
+) -> tuple[list[int], list[int]]:
+    """Ids and labels of one transcript; labels are -100 wherever the model does not speak."""
+    parts = [(f"<|im_start|>user\n{question.text}<|im_end|>\n<|im_start|>assistant\n", False)]
+    if shown.expression is not None:
+        parts.append((f"{CALL_OPENING}{shown.expression}{CALL_CLOSING}<|im_end|>", True))
+        parts.append((f"\n<|im_start|>tool\n{shown.tool_result}<|im_end|>\n<|im_start|>assistant\n", False))
+    parts.append((f"{shown.answer}<|im_end|>", True))
+    ids: list[int] = []
+    labels: list[int] = []
+    for text, is_spoken in parts:
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        ids += encoded
+        labels += encoded if is_spoken else [-100] * len(encoded)
+    return ids, labels

@@ -1,0 +1,146 @@
+"""./task and its tasks: what the README promises is there, and a bare machine is told what is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+TASKS = yaml.safe_load((ROOT / "Taskfile.yml").read_text())["tasks"]
+PROMISED = ["setup", "check", "test", "test:all", "schemas", "demo", "demo:tiny", "up", "down", "run:*", "load:*"]
+
+
+def run_task(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """./task with nothing but the basic tools on PATH."""
+    return subprocess.run(
+        [str(folder / "task"), *arguments],
+        env={"PATH": environment.pop("PATH", "/usr/bin:/bin"), "HOME": os.environ.get("HOME", "/"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """The files the wrapper works with, in a folder with a space in its name."""
+    folder = tmp_path / "a clone"
+    folder.mkdir()
+    for name in ("task", "pyproject.toml", "Taskfile.yml"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def installed(clone: Path) -> Path:
+    """The same with a .venv whose pip and task only write down that they were called."""
+    bin_folder = clone / ".venv/bin"
+    bin_folder.mkdir(parents=True)
+    real = Path("/usr/bin/python3") if Path("/usr/bin/python3").exists() else Path(shutil.which("python3") or "")
+    (bin_folder / "python").write_text(
+        '#!/bin/sh\n[ "$1 $2" = "-m pip" ] && { echo "pip $*" >> "$(dirname "$0")/calls"; exit ${PIP_FAILS:-0}; }\n'
+        f'case "$2" in "import pip"*) exit 0;; esac\nexec {real} "$@"\n'
+    )
+    (bin_folder / "task").write_text('#!/bin/sh\necho "task $*"\n')
+    for tool in ("python", "task"):
+        (bin_folder / tool).chmod(0o755)
+    return clone
+
+
+def installs(clone: Path) -> int:
+    calls = clone / ".venv/bin/calls"
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_promised_task_exists_and_teaches(name):
+    """Each has a description that says what one gets."""
+    assert len(TASKS[name]["desc"]) > 15
+
+
+def test_every_task_is_listed_and_valid():
+    """go-task itself reads the file."""
+    task = shutil.which("task", path=f"{Path(os.sys.executable).parent}:{os.environ['PATH']}")
+    assert task, "go-task-bin is part of the dev extra"
+    listed = subprocess.run([task, "--list-all"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert {re.match(r"\* (\S+?):?\s", line).group(1).rstrip(":") for line in listed.splitlines()[1:]} >= set(PROMISED)
+
+
+def test_a_wrong_service_is_answered_with_the_right_ones():
+    """./task run:trainr"""
+    task = shutil.which("task", path=f"{Path(os.sys.executable).parent}:{os.environ['PATH']}")
+    result = subprocess.run([task, "run:trainr"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    assert result.returncode != 0
+    assert "there is no service trainr: agent-runner, rollout-worker" in result.stderr
+
+
+def test_ci_runs_what_the_readme_names():
+    """The two commands a person types before a change is proposed."""
+    text = (ROOT / ".ci/run").read_text()
+    assert "for verb in check test" in text and './task "$verb"' in text
+    assert os.access(ROOT / ".ci/run", os.X_OK) and os.access(ROOT / "task", os.X_OK)
+
+
+def test_without_python_the_wrapper_says_what_is_needed(clone, tmp_path):
+    """No Python, or an old one: one sentence, nothing made."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("sh", "dirname", "cat", "rm", "tail", "tr", "cut", "sleep"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    (tools / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "python3").chmod(0o755)
+
+    result = run_task(clone, "check", PATH=str(tools))
+
+    assert result.returncode == 1
+    assert "Python 3.11 or newer is needed and was not found" in result.stderr
+    assert not (clone / ".venv").exists()
+
+
+def test_a_python_that_cannot_make_environments_is_said_so(clone, tmp_path):
+    """Debian splits venv off."""
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\nexit 0\n')
+    python.chmod(0o755)
+
+    result = run_task(clone, "check", PYTHON=str(python))
+
+    assert result.returncode == 1
+    assert "python3-venv" in result.stderr
+
+
+def test_installing_happens_once_and_again_when_the_project_changes(installed):
+    """The stamp holds the digest of pyproject.toml; arguments go through untouched."""
+    first = run_task(installed, "test", "--", "-k", "two words")
+    again = run_task(installed, "test")
+
+    assert first.returncode == 0, first.stderr
+    assert f"task --taskfile {installed}/Taskfile.yml test -- -k two words" in first.stdout
+    assert again.stderr == ""
+    assert installs(installed) == 1
+
+    with (installed / "pyproject.toml").open("a") as project:
+        project.write("# changed\n")
+    run_task(installed, "test")
+    assert installs(installed) == 2
+
+
+def test_an_installation_that_failed_is_said_and_done_again(installed):
+    """No stamp is left behind, so the next call tries again."""
+    failed = run_task(installed, "test", PIP_FAILS="3")
+
+    assert failed.returncode == 1
+    assert "installing failed" in failed.stderr
+    assert "task --taskfile" not in failed.stdout
+
+    assert run_task(installed, "test").returncode == 0
+    assert installs(installed) == 2

@@ -1,0 +1,100 @@
+"""What only the transformers engine can get wrong: its thread, its weights, its draws."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from seamlessflow.errors import BadInput
+from services.rollout_worker.engines.base import EngineError
+from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, params, sample
+
+torch = pytest.importorskip("torch")
+
+from services.rollout_worker.engines.row_cache import _shared_prefix_length  # noqa: E402 - after the skip
+from services.rollout_worker.engines.sampling import draw  # noqa: E402 - after the skip
+from services.rollout_worker.engines.transformers_engine import TransformersEngine  # noqa: E402 - after the skip
+
+
+@pytest.fixture
+async def engine(tiny_llamas: list[Path]):  # type: ignore[no-untyped-def]
+    made = TransformersEngine(dtype="float32", num_slots=4, max_context_tokens=CONTEXT, num_threads=1)
+    await made.start(tiny_llamas[0], weights_version=FIRST_VERSION)
+    yield made
+    await made.stop()
+
+
+async def test_a_dead_thread_fails_every_request_and_call_instead_of_hanging(engine: TransformersEngine) -> None:
+    """Weights that give no finite logits kill the thread; all who wait must hear of it, and a restart heals it."""
+    from safetensors.torch import load_file
+
+    await engine.pause()
+    waiting = [asyncio.create_task(sample(engine, request_id=f"r{i}")) for i in range(8)]
+    await asyncio.sleep(0)
+    names = dict(engine._alive()._model._model.named_parameters())
+    await engine.load_weights({n: torch.full_like(t, float("nan")) for n, t in names.items()}, weights_version=8)
+    await engine.resume()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
+
+    assert [type(outcome) for outcome in outcomes] == [EngineError] * 8
+    for call in (sample(engine), engine.pause(), engine.resume(), engine.load_weights({}, weights_version=9)):
+        with pytest.raises(EngineError, match="not finite"):
+            await call
+    del load_file
+
+
+async def test_weights_that_do_not_fit_are_refused_whole(engine: TransformersEngine, tiny_llamas: list[Path]) -> None:
+    """A missing, an unknown or a misshapen tensor: nothing is copied, the version stays."""
+    from safetensors.torch import load_file
+
+    good = load_file(tiny_llamas[1] / "model.safetensors")
+    name = "model.norm.weight"
+    before = await sample(engine)
+    await engine.pause()
+    for bad in (
+        {k: v for k, v in good.items() if k != name},
+        {**good, "extra": good[name]},
+        {**good, name: good[name][:-1]},
+    ):
+        with pytest.raises(BadInput, match="Nothing was copied"):
+            await engine.load_weights(bad, weights_version=FIRST_VERSION + 1)
+    await engine.resume()
+
+    assert await sample(engine) == before
+
+
+async def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    """And the engine can be started with a good one afterwards: nothing was left running."""
+    engine = TransformersEngine()
+    with pytest.raises(BadInput, match="config.json"):
+        await engine.start(tmp_path, weights_version=1)
+    with pytest.raises(EngineError, match="not running"):
+        await engine.pause()
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Evenly spread uniform numbers hit each token as often as its probability says; cut tokens never."""
+    logits = torch.log(torch.tensor([[0.5, 0.0, 0.25, 0.15, 0.1]]))
+    spread = [(i + 0.5) / 1000 for i in range(1000)]
+
+    def counts(top_p: float) -> list[int]:
+        tokens, _ = draw(logits.expand(1000, 5), [params(top_p=top_p)] * 1000, spread)
+        return [tokens.count(token) for token in range(5)]
+
+    assert counts(1.0) == [500, 0, 250, 150, 100]
+    assert counts(0.7) == pytest.approx([667, 0, 333, 0, 0], abs=1)
+
+
+def test_the_largest_uniform_number_still_draws_a_possible_token() -> None:
+    """Rounding at the end of the cdf must not name a token past the vocabulary, or one of probability zero."""
+    logits = torch.log(torch.tensor([[0.3, 0.7, 0.0]]))
+
+    assert draw(logits, [params()], [1.0 - 2**-53])[0] == [1]
+
+
+@pytest.mark.parametrize(("other", "at_least", "expected"), [(PROMPT, 0, 6), (PROMPT[:4] + [1], 0, 4), ([1], 0, 0), (PROMPT, 6, 0)])
+def test_shared_prefixes_are_measured_exactly(other: list[int], at_least: int, expected: int) -> None:
+    """One token too many would reuse a wrong cache entry."""
+    assert _shared_prefix_length(PROMPT, other, at_least=at_least) == expected

@@ -1,0 +1,105 @@
+"""The worker's pure decisions: moves of a lease, shares of the slots, speed, bounded memory."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamlessflow.contracts import Int32s, Lease, Role
+from services.rollout_worker.meter import Meter, stalled_for
+from services.rollout_worker.prompts import TokenCache
+from services.rollout_worker.pulls import credits_of, parts_of
+from services.rollout_worker.roles import Move, Standing, moves
+
+LEASES = st.builds(
+    Lease,
+    run=st.sampled_from([None, "a", "b"]),
+    role=st.sampled_from([Role.ROLLOUT, Role.TRAIN, Role.IDLE]),
+    epoch=st.just(1),
+    hand_back=st.booleans(),
+)
+
+
+@given(st.lists(LEASES, max_size=8))
+def test_every_order_of_leases_keeps_device_and_run_in_order(leases):
+    """Nothing is pulled without the device; the device is let go only when nothing is sampled; runs never mix."""
+    standing, is_pulling, is_sampling = Standing(), False, False
+    for lease in leases:
+        for move in moves(standing, lease):
+            match move:
+                case Move.JOIN:
+                    assert standing.run is None and not standing.holds_device
+                    standing = Standing(run=lease.run)
+                case Move.TAKE:
+                    assert standing.run == lease.run
+                    standing, is_sampling = Standing(standing.run, True, True), True
+                case Move.PULL:
+                    assert standing.holds_device
+                    is_pulling = True
+                case Move.STOP:
+                    is_pulling = False
+                case Move.FREEZE:
+                    assert not is_pulling
+                    is_sampling = False
+                case Move.HAND_BACK:
+                    assert not is_pulling
+                    is_sampling, standing = False, Standing(standing.run, standing.holds_device, False)
+                case Move.RELEASE:
+                    assert standing.run is not None and not is_pulling and not is_sampling
+                    standing = Standing(standing.run, False, standing.holds_generations)
+                case Move.LEAVE:
+                    assert not standing.holds_device and not standing.holds_generations
+                    standing = Standing()
+        wants = lease.run is not None and lease.role is Role.ROLLOUT
+        assert standing.run == lease.run and standing.holds_device == is_pulling == is_sampling == wants
+        assert wants or not lease.hand_back or not standing.holds_generations
+
+
+@given(st.dictionaries(st.text("ab", min_size=1, max_size=3), st.integers(0, 8), min_size=1), st.integers(1, 32))
+def test_open_credit_is_the_free_slots_and_no_part_starves(running, num_slots):
+    """At most one delivery per part beyond the slots; with a free slot every part may ask."""
+    credits = credits_of(running, num_slots)
+    free = max(0, num_slots - sum(running.values()))
+
+    asked = sum(credits.values()) - sum(running.values())
+    assert free <= asked < free + len(running) or (free == 0 and asked == 0)
+    assert all(credits[part] >= count + (free > 0) for part, count in running.items())
+
+
+def test_one_consumer_gets_all_slots():
+    """The ordinary case: one tag, one bucket."""
+    assert parts_of(("rollout",), 1) == {"rollout.0"}
+    assert credits_of({"rollout.0": 5}, 32) == {"rollout.0": 32}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=30))
+def test_the_cache_never_holds_more_than_its_bound_and_keeps_the_newest(puts):
+    """What was put last is there unless it is larger than the whole cache."""
+    cache = TokenCache(max_tokens=50)
+    for name, length in puts:
+        cache.put(("e", name), Int32s(range(length)))
+        assert cache.num_tokens <= 50
+        assert cache.get(("e", name)) == Int32s(range(length))
+
+
+def test_the_cache_forgets_what_was_not_used_longest():
+    """Reading counts as use."""
+    cache = TokenCache(max_tokens=3)
+    for name in "abc":
+        cache.put(("e", name), Int32s([1]))
+    cache.get(("e", "a"))
+    cache.put(("e", "d"), Int32s([1]))
+
+    assert [name for name in "abcd" if cache.get(("e", name))] == ["a", "c", "d"]
+
+
+def test_speed_is_tokens_between_two_looks():
+    """The first look has nothing to compare with."""
+    meter = Meter()
+    assert [meter.tokens_per_second(10, 5.0), meter.tokens_per_second(30, 7.0)] == [0.0, 10.0]
+
+
+def test_only_an_engine_that_should_sample_can_stall():
+    """Idle and frozen engines are silent by right."""
+    silent = {"last_progress_at": 10.0, "now": 70.0}
+    assert stalled_for(num_sampling=1, is_frozen=False, **silent) == 60.0
+    assert stalled_for(num_sampling=0, is_frozen=False, **silent) == 0.0
+    assert stalled_for(num_sampling=1, is_frozen=True, **silent) == 0.0

@@ -1,0 +1,173 @@
+"""New weights in the middle of generations: exact versions, nothing lost, and a bad version stops nobody."""
+
+import shutil
+import time
+
+import pytest
+from structlog.testing import capture_logs
+
+from seamlessflow.contracts import GenerationEnded, SegmentSampled, WeightsLoaded
+from seamlessflow.errors import BadInput
+from seamlessflow.weights import weights_path
+from services.rollout_worker import tenure as tenure_module
+from services.rollout_worker import weights as weights_module
+from services.rollout_worker.versions import LocalVersions
+from services.rollout_worker.weights import Step
+from tests.services.rollout_worker.rollout_world import NODE, RUN, World
+
+
+async def test_each_segment_has_the_one_version_that_sampled_it(world: World):
+    """A change in the middle of a generation gives exact runs of versions, however few tokens were unsaid."""
+    worker = await world.ready()
+    await world.ask(max_tokens=6)
+    await world.until(lambda: worker.engine.requests)
+
+    worker.engine.step(2)
+    await world.publish_weights(1)
+    await world.until(lambda: worker.engine.weights_version == 1 and not worker.engine.is_paused)
+    worker.engine.step(1)
+    await world.publish_weights(2)
+    await world.until(lambda: worker.engine.weights_version == 2 and not worker.engine.is_paused)
+    worker.engine.step(3)
+    await world.until_acked()
+
+    versions = [segment.weights_version for segment in await world.said(SegmentSampled) for _ in segment.token_ids]
+    assert versions == [0, 0, 1, 2, 2, 2]
+    assert await world.tokens() == [1003 + n for n in range(6)]
+
+
+async def test_the_pause_covers_the_copy_alone_and_is_always_followed_by_resume(world: World):
+    """Fetched and read before the pause; said with its times and the number of generations that were held."""
+    worker = await world.ready()
+    await world.ask()
+    await world.until(lambda: worker.engine.requests)
+
+    await world.publish_weights(1)
+    await world.until_said(WeightsLoaded, 2)
+
+    assert worker.engine.calls == ["start", "pause", "load 1", "resume"]
+    loaded = (await world.said(WeightsLoaded))[-1]
+    assert (loaded.weights_version, loaded.worker, loaded.num_frozen) == (1, f"i-{NODE}", 1)
+    assert loaded.fetch_seconds > 0 and 0 <= loaded.pause_seconds < 1
+
+
+async def test_the_newest_version_wins_and_old_ones_leave_the_disk(world: World):
+    """Versions that were overtaken are never fetched; two stay."""
+    worker = await world.ready()
+    for version in (1, 2, 3):
+        await world.publish_weights(version, head=False)
+    await world.move_head(3)
+    await world.until(lambda: worker.engine.weights_version == 3)
+    await world.publish_weights(4)
+    await world.until(lambda: worker.engine.weights_version == 4)
+
+    assert [call for call in worker.engine.calls if call.startswith("load")] == ["load 3", "load 4"]
+    folder = world.folder / "work" / "rollout-worker" / NODE / RUN
+    assert sorted(each.name for each in folder.iterdir()) == ["00000003", "00000004"]
+
+
+async def test_a_truncated_version_is_skipped_and_sampling_goes_on(world: World):
+    """It is reported and never loaded; the next good one is."""
+    worker = await world.ready(by_itself=True)
+    await world.publish_weights(1, head=False)
+    world.store.write(f"{weights_path(RUN, 1)}/model.safetensors", b"half")
+    await world.move_head(1)
+    await world.ask("c1")
+    await world.until_acked()
+
+    assert worker.engine.weights_version == 0 and len(await world.tokens("c1")) == 8
+    await world.publish_weights(2)
+    await world.until(lambda: worker.engine.weights_version == 2)
+
+
+async def test_a_version_that_is_no_safetensors_or_does_not_fit_is_skipped(world: World):
+    """Whatever is wrong with it, the engine is resumed and samples with what it has."""
+    worker = await world.ready()
+    worker.engine.refuses_load = BadInput("w: expected shape (3,), got (2,)")
+    await world.publish_weights(1)
+    await world.until(lambda: "pause" in worker.engine.calls and worker.engine.calls[-1] == "resume")
+
+    worker.engine.refuses_load = None
+    await world.ask(max_tokens=2)
+    await world.until(lambda: worker.engine.requests)
+    await world.publish_weights(2)
+    await world.until(lambda: worker.engine.weights_version == 2 and not worker.engine.is_paused)
+    worker.engine.step(2)
+    await world.until_said(GenerationEnded)
+
+    assert [segment.weights_version for segment in await world.said(SegmentSampled)] == [2]
+
+
+async def test_a_store_that_is_away_for_a_while_costs_only_time(world: World):
+    """The version is fetched when the store is back, without a new announcement."""
+    worker = await world.ready()
+    await world.publish_weights(1, head=False)
+    there, away = world.folder / "store", world.folder / "store-away"
+    shutil.move(there, away)
+    await world.move_head(1)
+    await world.ask(max_tokens=2)
+    await world.until(lambda: worker.engine.requests)
+    worker.engine.step(2)
+    await world.until_acked()
+    assert worker.engine.weights_version == 0
+
+    shutil.move(away, there)
+    await world.until(lambda: worker.engine.weights_version == 1)
+
+
+async def test_a_generation_waits_for_the_version_it_asks_for(world: World):
+    """It is handed back until the engine has those weights, and then sampled with them."""
+    worker = await world.ready(by_itself=True)
+    await world.ask(min_weights_version=3)
+    await world.until(lambda: worker.service._tenure.num_held == 0)
+    assert worker.engine.budgets == []
+
+    await world.publish_weights(3)
+    await world.until_acked()
+
+    assert {segment.weights_version for segment in await world.said(SegmentSampled)} == {3}
+
+
+@pytest.mark.parametrize("step", [Step.FETCH, Step.READ, Step.PAUSE, Step.LOAD])
+async def test_a_step_that_hangs_is_cut_short_and_its_culprit_named(world: World, monkeypatch, step: Step):
+    """Sampling goes on with the old weights, and the same version is tried again."""
+    monkeypatch.setattr(tenure_module, "DEADLINE_SECONDS", dict.fromkeys(Step, 0.05))
+    worker = await world.ready()
+    hang_once(monkeypatch, worker.engine, step)
+    await world.ask(max_tokens=4)
+    await world.until(lambda: worker.engine.requests)
+
+    with capture_logs() as lines:
+        await world.publish_weights(1)
+        await world.until(lambda: any(line["event"] == "weights.skipped" for line in lines))
+        await world.until(lambda: not worker.engine.is_paused)
+        worker.engine.step(2)
+        await world.until(lambda: worker.engine.weights_version == 1 and not worker.engine.is_paused)
+    worker.engine.step(2)
+    await world.until_acked()
+
+    (skipped,) = [line for line in lines if line["event"] == "weights.skipped"]
+    assert (skipped["step"], skipped["culprit"], skipped["sampling_with"]) == (step.name.lower(), step.value, 0)
+    assert [segment.weights_version for segment in await world.said(SegmentSampled)] == [0, 1]
+    assert await world.tokens() == [1003 + n for n in range(4)]
+
+
+def hang_once(monkeypatch, engine, step: Step) -> None:
+    """Let one step of the next update take half a second (in a thread) or for ever (in the engine)."""
+    hung: list[Step] = []
+
+    def once(call):
+        def wrapped(*arguments):
+            if not hung:
+                hung.append(step)
+                time.sleep(0.5)
+            return call(*arguments)
+
+        return wrapped
+
+    if step is Step.FETCH:
+        monkeypatch.setattr(LocalVersions, "fetch", once(LocalVersions.fetch))
+    elif step is Step.READ:
+        monkeypatch.setattr(weights_module, "read_tensors", once(weights_module.read_tensors))
+    else:
+        engine.hangs_in = step.name.lower()

@@ -1,0 +1,206 @@
+"""The fleet: who is there, whose each node is, how shards are shared, and which leases change."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamlessflow.contracts import Lease, NodeStatus, Role
+from services.scheduler.allocation import allocate
+from services.scheduler.fleet import Fleet, HeldLease, split_shards
+from services.scheduler.plan import next_plan
+from services.scheduler.policy import Demand, Node
+
+WORKER, TRAINER, RUNNER, MANAGER = "rollout-worker", "trainer", "agent-runner", "trajectory-manager"
+CAPABILITY = {WORKER: ("rollout",), TRAINER: ("train",), RUNNER: ("serve",), MANAGER: ("serve",)}
+
+
+def status(node: str, service: str) -> NodeStatus:
+    return NodeStatus(node=node, service=service, instance="i", capabilities=CAPABILITY[service], pid=1)
+
+
+MACHINE = [status("gpu", WORKER), status("gpu", TRAINER), status("agents", RUNNER), status("trees", MANAGER)]
+
+
+def machine(mark: str) -> list[NodeStatus]:
+    return [each.model_copy(update={"node": f"{each.node}-{mark}"}) for each in MACHINE]
+
+
+class Sim:
+    """A fleet whose leases are written as planned."""
+
+    def __init__(self, grace_seconds: float = 10.0) -> None:
+        self.fleet, self.leases, self.now = Fleet(grace_seconds), dict[str, HeldLease](), 0.0
+
+    def nodes(self) -> list[Node]:
+        return self.fleet.nodes(self.leases, {})
+
+    def tick(self, statuses: list[NodeStatus], *demands: Demand, after: float = 1.0) -> tuple[dict[str, Lease], dict[str, str]]:
+        """Time passes, the plan is carried out; returns the leases and what each run waits for."""
+        self.now += after
+        self.fleet.observe(statuses, self.now)
+        plan = next_plan(self.nodes(), self.leases, demands, self.now)
+        for a in plan.changes:
+            epoch = self.leases[a.node].lease.epoch + 1 if a.node in self.leases else 1
+            lease = Lease(run=a.run, role=a.role, tags=a.tags, epoch=epoch, reason=a.reason, trainer=a.trainer)
+            self.leases[a.node] = HeldLease(lease, epoch, self.now)
+        again = next_plan(self.nodes(), self.leases, demands, self.now)
+        assert again.changes == (), "a plan that was carried out must stand"
+        return {name: held.lease for name, held in self.leases.items()}, {r: "; ".join(w) for r, w in plan.waits.items()}
+
+
+def demand(run: str, *, policy: str = "multiplexed", num_shards: int = 2) -> Demand:
+    return Demand(run, policy, envs=("single", "check"), num_shards=num_shards)
+
+
+def test_one_machine_serves_one_run_completely():
+    """Device to rollout with the trainer in the run, the runner with all environments, the manager with all shards."""
+    leases, waits = Sim().tick(MACHINE, demand("r1"))
+
+    assert (leases["gpu"].role, leases["gpu"].trainer, leases["gpu"].tags) == (Role.ROLLOUT, True, ("rollout",))
+    assert (leases["agents"].role, leases["agents"].tags) == (Role.SERVE, ("single", "check"))
+    assert (leases["trees"].role, leases["trees"].tags) == (Role.SERVE, ("0", "1"))
+    assert waits == {"r1": ""}
+
+
+def test_what_is_missing_is_said():
+    """A run without trainer and agent-runner says so, and the rest is leased already."""
+    leases, waits = Sim().tick([status("gpu", WORKER), status("trees", MANAGER)], demand("r1"))
+
+    assert waits["r1"] == "no agent-runner; no node with capability train"
+    assert leases["gpu"].role is Role.ROLLOUT
+
+
+def test_a_second_run_waits_for_the_first_and_then_gets_its_nodes():
+    """One machine: the queued run says whose nodes it waits for; epochs go on growing."""
+    sim = Sim()
+    _, waits = sim.tick(MACHINE, demand("r1"), demand("r2"))
+    assert "no node with capability train free: run r1 has them" in waits["r2"]
+
+    leases, waits = sim.tick(MACHINE, demand("r2"))
+    assert {lease.run for lease in leases.values()} == {"r2"} and waits == {"r2": ""}
+    assert {lease.epoch for lease in leases.values()} == {2}
+
+
+def test_two_runs_share_a_fleet_that_is_large_enough():
+    """The first run holds two machines; the second takes what the first can spare, all of it or nothing."""
+    sim = Sim()
+    sim.tick([*machine("a"), *machine("b")], demand("r1"))
+    leases, waits = sim.tick([*machine("a"), *machine("b")], demand("r1"), demand("r2"))
+
+    assert waits == {"r1": "", "r2": ""}
+    assert sorted(lease.run or "" for lease in leases.values()) == ["r1"] * 3 + ["r2"] * 3
+    assert sum(lease.trainer for lease in leases.values()) == 2
+
+
+def test_a_second_run_takes_nothing_when_it_would_stay_incomplete():
+    """Two runs never hold what the other waits for."""
+    sim = Sim()
+    sim.tick([*machine("a"), status("extra", RUNNER)], demand("r1"))
+    leases, _ = sim.tick([*machine("a"), status("extra", RUNNER)], demand("r1"), demand("r2"))
+
+    assert {lease.run for lease in leases.values()} == {"r1"}
+
+
+def test_a_restart_moves_nothing_and_a_node_that_stays_away_loses_its_lease():
+    """Within the grace roles are kept; after it the shards of a gone manager move and its lease is taken back."""
+    sim = Sim(grace_seconds=10.0)
+    everyone = [*MACHINE, status("trees2", MANAGER)]
+    before, _ = sim.tick(everyone, demand("r1"))
+    without = [each for each in everyone if each.node != "trees2"]
+
+    during, _ = sim.tick(without, demand("r1"), after=5.0)
+    assert during == before
+    after, _ = sim.tick(without, demand("r1"), after=11.0)
+    assert after["trees"].tags == ("0", "1")
+    assert (after["trees2"].run, after["trees2"].role, after["trees2"].reason) == (None, Role.IDLE, "the node is gone")
+
+
+def test_a_trainer_that_stays_away_is_replaced_by_another_node():
+    """While it may come back it keeps its place; then the next node that can train gets it."""
+    sim = Sim(grace_seconds=10.0)
+    sim.tick([*MACHINE, status("gpu2", WORKER), status("gpu2", TRAINER)], demand("r1"))
+    there = [s for s in MACHINE if s.node != "gpu"] + [status("gpu", WORKER), status("gpu2", WORKER), status("gpu2", TRAINER)]
+
+    leases, _ = sim.tick(there, demand("r1"), after=5.0)
+    assert leases["gpu"].trainer and not leases["gpu2"].trainer
+    leases, _ = sim.tick(there, demand("r1"), after=11.0)
+    assert leases["gpu2"].trainer and not leases["gpu"].trainer
+
+
+def test_a_new_scheduler_keeps_leases_of_nodes_it_has_not_seen_yet():
+    """It reads the leases; nodes that restart together with it get their grace."""
+    sim = Sim()
+    before, _ = sim.tick(MACHINE, demand("r1"))
+    later = Sim()
+    later.leases, later.now = sim.leases, sim.now
+    later.fleet.remember(before, later.now)
+
+    after, waits = later.tick([], demand("r1"))
+    assert after == before and waits == {"r1": ""}
+
+
+def test_a_disaggregated_run_on_one_node_says_that_it_needs_two():
+    """The clear refusal: it waits with that reason, and a second node is all it needs."""
+    sim = Sim()
+    leases, waits = sim.tick(MACHINE, demand("r1", policy="disaggregated"))
+    assert leases["gpu"].role is Role.IDLE and "needs a node that trains and another" in waits["r1"]
+
+    leases, waits = sim.tick([*MACHINE, status("gpu2", WORKER)], demand("r1", policy="disaggregated"))
+    assert (leases["gpu"].role, leases["gpu2"].role, waits["r1"]) == (Role.TRAIN, Role.ROLLOUT, "")
+
+
+def test_after_the_last_run_every_lease_is_released():
+    """Nobody keeps working for a run that is over."""
+    sim = Sim()
+    sim.tick(MACHINE, demand("r1"))
+    leases, _ = sim.tick(MACHINE)
+
+    assert {(lease.run, lease.role) for lease in leases.values()} == {(None, Role.IDLE)}
+
+
+@given(
+    num_shards=st.integers(1, 20),
+    held=st.dictionaries(st.sampled_from("abcdef"), st.sets(st.integers(0, 19)), min_size=1),
+)
+def test_shards_are_split_evenly_each_to_one_manager(num_shards, held):
+    """Every shard has exactly one manager, and no manager has two more than another."""
+    split = split_shards(num_shards, held)
+
+    assert sorted(shard for shards in split.values() for shard in shards) == list(range(num_shards))
+    assert max(map(len, split.values())) - min(map(len, split.values())) <= 1
+
+
+@given(num_shards=st.integers(1, 20), num_managers=st.integers(1, 6))
+def test_shards_stay_where_they_are_and_move_as_few_as_can_be(num_shards, num_managers):
+    """Splitting again changes nothing; losing a manager moves only its shards."""
+    split = split_shards(num_shards, {f"m{n}": () for n in range(num_managers)})
+    assert split_shards(num_shards, split) == split
+
+    left = {name: shards for name, shards in split.items() if name != "m0"}
+    after = split_shards(num_shards, left)
+    assert all(set(shards) <= set(after[name]) for name, shards in left.items())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdef"), st.sampled_from([WORKER, TRAINER, RUNNER, MANAGER]), st.sampled_from([None, "r1", "r2"])
+        ),
+        max_size=12,
+    )
+)
+def test_every_node_serves_at_most_one_run_and_only_one_there_is(drawn):
+    """Whatever leases an earlier time left behind; and no run takes a node on which another depends."""
+    fleet = Fleet(10.0)
+    fleet.observe([status(node, service) for node, service, _ in drawn], 0.0)
+    leases = {n: HeldLease(Lease(run=run, role=Role.IDLE, epoch=1), 1, 0.0) for n, _, run in drawn if run}
+    demands = [demand("r1"), demand("r3")]
+    nodes = fleet.nodes(leases, {})
+    given_out = allocate(nodes, demands)
+
+    assert set(given_out.run_of) == {node.name for node in nodes}
+    assert set(given_out.run_of.values()) <= {None, "r1", "r3"}
+    had = allocate(nodes, demands[:1])
+    if not had.lacks["r1"]:
+        assert not given_out.lacks["r1"]
