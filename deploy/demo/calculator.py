@@ -5,8 +5,9 @@ import json
 import operator
 import sys
 
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
+HTTP = DefaultHttpxClient()  # made once: making it reads every root certificate
 MAX_TURNS = 4
 MAX_CHARACTERS = 200
 OPERATORS = {
@@ -31,7 +32,7 @@ CALC = {
 
 
 def run(task: dict) -> str:
-    client = OpenAI()
+    client = OpenAI(http_client=HTTP)
     messages = [{"role": "user", "content": task["prompt"]}]
     for _ in range(MAX_TURNS):
         message = client.chat.completions.create(model="policy", messages=messages, tools=[CALC]).choices[0].message

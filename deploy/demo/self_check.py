@@ -2,13 +2,14 @@
 
 import sys
 
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
+HTTP = DefaultHttpxClient()  # made once: making it reads every root certificate
 CHECK = "Check your answer. Reply with only the final number."
 
 
 def run(task: dict) -> str:
-    client = OpenAI()
+    client = OpenAI(http_client=HTTP)
     messages = [{"role": "user", "content": task["prompt"]}]
     first = ask(client, messages)
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": CHECK}]

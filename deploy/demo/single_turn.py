@@ -2,11 +2,13 @@
 
 import sys
 
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
+
+HTTP = DefaultHttpxClient()  # made once: making it reads every root certificate
 
 
 def run(task: dict) -> str:
-    answer = OpenAI().chat.completions.create(
+    answer = OpenAI(http_client=HTTP).chat.completions.create(
         model="policy",
         messages=[{"role": "user", "content": task["prompt"]}],
     )

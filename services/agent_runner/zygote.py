@@ -27,6 +27,7 @@ from typing import Any
 
 from . import contain
 from .child import RESULT_FD, TASK_VARIABLE, NotStartable, load_entrypoint, report, run_entrypoint
+from .warming import warm_clients
 
 PACKET_BYTES = 1 << 20
 LOOK_MILLISECONDS = 1000
@@ -179,6 +180,7 @@ def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
     except NotStartable as wrong:
         link.send(json.dumps({"failed": str(wrong)[:8000]}).encode())
         sys.exit(1)
+    warm_clients()
     contain.adopt_orphans()
     contain.outlive_parent()
     num_threads = sum(1 for _ in os.scandir("/proc/self/task"))

@@ -11,7 +11,7 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.errors import SeamlessFlowError
 
 from .versions import Fetched, LocalVersions
-from .weights import read_head
+from .weights import Head
 
 log = structlog.get_logger()
 
@@ -23,10 +23,10 @@ LONGEST_REST_SECONDS = 10.0
 
 async def first_weights(bus: Bus, versions: LocalVersions, run: str, on_state: Callable[[str], None]) -> Fetched:
     """The newest version and the model's config and tokenizer, in one folder. Waits for as long as it takes."""
-    num_polls, rest_seconds = 0, POLL_SECONDS
+    head, num_polls, rest_seconds = Head(bus, run), 0, POLL_SECONDS
     while True:
         try:
-            fetched, missing = await _try(bus, versions, run)
+            fetched, missing = await _try(head, versions)
             rest_seconds = POLL_SECONDS
         except (SeamlessFlowError, FileNotFoundError) as wrong:
             fetched, missing = None, str(wrong)
@@ -41,13 +41,13 @@ async def first_weights(bus: Bus, versions: LocalVersions, run: str, on_state: C
         await asyncio.sleep(rest_seconds)
 
 
-async def _try(bus: Bus, versions: LocalVersions, run: str) -> tuple[Fetched | None, str]:
+async def _try(head: Head, versions: LocalVersions) -> tuple[Fetched | None, str]:
     """The first weights, or what is missing."""
     if not await asyncio.to_thread(versions.model_is_there):
         return None, "the trainer's model folder"
-    head = await read_head(bus, run)
-    if head is None:
+    newest = await head.read()
+    if newest is None:
         return None, "the first weights"
-    fetched = await asyncio.to_thread(versions.fetch, head)
+    fetched = await asyncio.to_thread(versions.fetch, newest)
     await asyncio.to_thread(versions.add_model, fetched)
     return fetched, ""

@@ -13,26 +13,22 @@ fresh generation without reading its subject; if that is wrong the claim is refu
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from enum import Enum
-from typing import cast
+from collections.abc import Callable
 
 import structlog
 
 from seamlessflow.bus.base import Bus, Delivery
-from seamlessflow.contracts import EpisodeEnded, GenerationFinish, GenerationRequested, Int32s
-from seamlessflow.errors import BadInput, MalformedMessage, SequenceMismatch, Unavailable
+from seamlessflow.contracts import EpisodeEnded, GenerationRequested, Int32s
+from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
 from seamlessflow.runtime import Inbox, Speaker, keep_alive
 from seamlessflow.runtime.inbox import MAX_ATTEMPTS, RETRY_SECONDS
 
-from .engines.base import Chunk, Engine, EngineError, Finish, SamplingParams
-from .inflight import AckOnly, Continue, EndNow, History, Pace, decide
+from .attempt import Attempt, ClaimRefused, Verdict
+from .engines.base import Engine, EngineError
+from .inflight import AckOnly, History, Pace, decide
 from .journal import read_history
+from .meter import Activity
 from .prompts import Prompts
-from .segments import SegmentWriter
 
 log = structlog.get_logger()
 
@@ -42,33 +38,6 @@ MAX_CLAIMS = 3
 """Claims of one delivery that may be refused before it is handed back."""
 HAND_BACK_SECONDS = 5.0
 """How long handing back may take; what is not back by then comes again after ack_wait."""
-
-
-class Verdict(Enum):
-    """How a delivery ends."""
-
-    DONE = "ack"
-    BACK = "nak"
-    """For whoever has room."""
-    LATER = "nak after a rest"
-    LOST = "nothing"
-    """Somebody claimed it later: it is theirs."""
-
-
-_ENDS = {Finish.STOP: GenerationFinish.STOP, Finish.LENGTH: GenerationFinish.LENGTH}
-
-
-class ClaimRefused(Exception):
-    """The History we claimed on was old."""
-
-
-@dataclass(slots=True)
-class Held:
-    """A generation in the engine."""
-
-    request: GenerationRequested
-    request_id: str
-    episode_ended: bool = False
 
 
 class Sampler:
@@ -90,20 +59,14 @@ class Sampler:
         on_engine_death: Callable[[EngineError], None],
         on_weights_wanted: Callable[[], None],
     ) -> None:
-        self.num_tokens = 0
-        """Tokens sampled since the start."""
-        self.num_sampling = 0
-        """Generations the engine is asked to sample."""
-        self.last_progress_at = 0.0
-        """Loop time of the last token, or of when the engine last had nothing to do or was frozen."""
+        self.activity = Activity(asyncio.get_running_loop().time)
         self._failures: dict[str, int] = {}
         self._engine, self._bus, self._speaker, self._inbox = engine, bus, speaker, inbox
         self._worker, self._pace = worker, pace
         self._on_engine_death, self._on_weights_wanted = on_engine_death, on_weights_wanted
         self._prompts = Prompts(bus, speaker)
-        self._held: dict[str, Held] = {}
+        self._attempts: set[Attempt] = set()
         self._handling: set[asyncio.Task[None]] = set()
-        self._interrupts: set[asyncio.Task[None]] = set()
         self._accepting = True
 
     @property
@@ -114,7 +77,7 @@ class Sampler:
     def accept(self) -> None:
         """Take deliveries (again), with an engine that samples from now on."""
         self._accepting = True
-        self._note(0)
+        self.activity.note(0)
 
     async def hand_back(self) -> int:
         """Interrupt everything, say what was sampled, nak; returns how many. Until ``accept`` deliveries are nak'ed."""
@@ -123,11 +86,11 @@ class Sampler:
         try:
             async with asyncio.timeout(HAND_BACK_SECONDS):
                 while self._handling:
-                    await asyncio.gather(*map(self._interrupt, self._held))
+                    await asyncio.gather(*(attempt.interrupt() for attempt in self._attempts))
                     if self._handling:
                         await asyncio.wait(set(self._handling), timeout=0.05)
         except TimeoutError:
-            stuck = [held.request.generation for held in self._held.values()]
+            stuck = [attempt.request.generation for attempt in self._attempts]
             log.error(
                 "generations.not_handed_back", generations=stuck, waited_seconds=HAND_BACK_SECONDS, redelivered="after ack_wait"
             )
@@ -135,10 +98,9 @@ class Sampler:
 
     async def drop_ended(self) -> None:
         """Stop sampling for episodes that ended meanwhile: nobody waits for their tokens."""
-        for held in list(self._held.values()):
-            if await self._is_over(held.request):
-                held.episode_ended = True
-                await self._interrupt(held.request_id)
+        for attempt in list(self._attempts):
+            if await self._is_over(attempt.request):
+                await attempt.drop()
 
     async def handle(self, delivery: Delivery) -> None:
         """One delivery. Ends it by exactly one of ack, nak, term, unless somebody else claimed the generation."""
@@ -179,98 +141,41 @@ class Sampler:
             if not self._accepting:
                 return Verdict.BACK
             try:
-                return await self._carry_out(request, prompt, history)
+                return await self._attempt(request, prompt, history)
             except ClaimRefused:
                 history = await read_history(self._bus, self._speaker, request)
         return Verdict.LATER
 
-    async def _carry_out(self, request: GenerationRequested, prompt: Int32s, history: History) -> Verdict:
+    async def _attempt(self, request: GenerationRequested, prompt: Int32s, history: History) -> Verdict:
         limit = self._engine.max_context_tokens
         decision = decide(request, history, prompt_tokens=len(prompt), max_context_tokens=limit)
         if isinstance(decision, AckOnly):
             return Verdict.DONE
-        nonce = secrets.token_hex(6)
-        held = Held(request, f"{request.generation}.{nonce}")
-        writer = self._writer(held, history, nonce)
-        self._held[held.request_id] = held
-        try:
-            return await self._sample_and_say(held, writer, prompt + history.token_ids, decision)
-        except SequenceMismatch:
-            if not writer.claimed:
-                raise ClaimRefused from None
-            log.info("generation.lost", generation=request.generation, episode=request.episode, reason="claimed by another")
-            return Verdict.LOST
-        finally:
-            writer.cancel()
-            del self._held[held.request_id]
-            if writer.num_said:
-                self._failures.pop(request.generation, None)
-
-    def _writer(self, held: Held, history: History, nonce: str) -> SegmentWriter:
-        def stop_sampling() -> None:
-            task = asyncio.create_task(self._interrupt(held.request_id))
-            self._interrupts.add(task)
-            task.add_done_callback(self._interrupts.discard)
-
-        return SegmentWriter(
-            self._speaker,
-            held.request,
+        attempt = Attempt(
+            request,
             history,
+            prompt,
+            self._engine,
+            self._speaker,
+            self.activity,
             worker=self._worker,
-            nonce=nonce,
             pace=self._pace,
-            on_failure=stop_sampling,
+            on_engine_death=self._refuse_all,
         )
-
-    async def _sample_and_say(self, held: Held, writer: SegmentWriter, ids: Int32s, decision: EndNow | Continue) -> Verdict:
-        if isinstance(decision, EndNow):
-            end: GenerationFinish | None = decision.finish
-        else:
-            sampled: list[int] = []
-            end = await self._sample(held, writer, ids, decision.max_tokens, sampled)
-            ids += Int32s(sampled)
-        if held.episode_ended:
-            return Verdict.DONE  # nobody waits for it; what is unsaid was never sampled
-        await writer.finish(end)
-        if end is None:
-            return Verdict.BACK
-        self._prompts.remember(held.request, ids)
-        return Verdict.DONE
-
-    async def _sample(
-        self, held: Held, writer: SegmentWriter, ids: Int32s, max_tokens: int, sampled: list[int]
-    ) -> GenerationFinish | None:
-        """Feed the writer from the engine; returns why it ended. None: it must go on elsewhere."""
-        if not self.num_sampling:
-            self._note(0)
-        self.num_sampling += 1
+        self._attempts.add(attempt)
         try:
-            async with aclosing(self._chunks(held, ids, max_tokens)) as chunks:
-                async for chunk in chunks:
-                    writer.put(chunk)
-                    sampled.extend(chunk.token_ids)
-                    self._note(len(chunk.token_ids))
-                    if chunk.finish is not None or writer.failed:
-                        return None if chunk.finish is None else _ENDS.get(chunk.finish)
-        except EngineError as death:
-            self._accepting = False  # what comes back must not come here
-            self._on_engine_death(death)
+            verdict = await attempt.carry_out(decision)
         finally:
-            self.num_sampling -= 1
-        return None
+            self._attempts.discard(attempt)
+            if attempt.num_said:
+                self._failures.pop(request.generation, None)
+        if verdict is Verdict.DONE:
+            self._prompts.remember(request, attempt.ids)
+        return verdict
 
-    def _chunks(self, held: Held, ids: Int32s, max_tokens: int) -> AsyncGenerator[Chunk, None]:
-        """The engine's iterator as what the protocol promises it to be: one that can be closed."""
-        chunks = self._engine.generate(held.request_id, list(ids), _params(held.request, max_tokens))
-        return cast("AsyncGenerator[Chunk, None]", chunks)
-
-    def _note(self, num_tokens: int) -> None:
-        self.num_tokens += num_tokens
-        self.last_progress_at = asyncio.get_running_loop().time()
-
-    async def _interrupt(self, request_id: str) -> None:
-        with suppress(EngineError):  # a dead engine samples nothing
-            await self._engine.interrupt(request_id)
+    def _refuse_all(self, death: EngineError) -> None:
+        self._accepting = False  # what is handed back must not come here again
+        self._on_engine_death(death)
 
     async def _is_over(self, request: GenerationRequested) -> bool:
         return await self._speaker.first(EpisodeEnded, request.run, shard=request.shard, episode=request.episode) is not None
@@ -296,13 +201,3 @@ async def _end(delivery: Delivery, verdict: Verdict) -> None:
             await delivery.nak(LATER_SECONDS)
         case Verdict.LOST:
             pass
-
-
-def _params(request: GenerationRequested, max_tokens: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=request.sampling.temperature,
-        top_p=request.sampling.top_p,
-        max_tokens=max_tokens,
-        stop_token_ids=request.stop_token_ids,
-        seed=request.seed,
-    )

@@ -14,24 +14,21 @@ from typing import Any, TypeVar
 
 import structlog
 
-from seamlessflow.bus.base import PROGRESS_SECONDS
 from seamlessflow.contracts import Lease, RoleReleased, RoleTaken, Service
-from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.runtime import Context, DeviceLock, LeaseWatch, read_run
 
 from .building import BuildEngine, build_engine
 from .config import WorkerSettings
 from .engines.base import EngineError
 from .inflight import Pace
-from .meter import Meter, stalled_for
 from .roles import Move, Standing, moves
 from .tenure import Tenure
+from .watchman import Watchman
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-OBSERVE_SECONDS = 1.0
 CLOSE_SECONDS = 12.0
 """How long an orderly end may take; a supervisor kills after about 15 s."""
 
@@ -54,14 +51,14 @@ class RolloutWorker:
         self._news = asyncio.Event()
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._num_handed_back = 0
-        self._meter = Meter()
 
     async def run(self) -> None:
         """Serve until asked to stop. Raises EngineError when the engine died."""
+        watchman = Watchman(self._context, self._settings, lambda: self._tenure, self._on_engine_death)
         watch = LeaseWatch(self._context.bus, self._settings.node, self._on_lease)
         try:
             await self._context.until_stopped(
-                watch.run(), self._follow_leases(), self._observe(), self._drop_ended(), self._dead()
+                watch.run(), self._follow_leases(), watchman.observe(), watchman.drop_ended(), self._dead()
             )
         finally:
             await self._close()
@@ -182,49 +179,13 @@ class RolloutWorker:
             run=None if tenure is None else tenure.run,
             reason=str(death),
             num_generations=0 if sampler is None else sampler.num_held,
-            silent_seconds=0.0 if sampler is None else self._now() - sampler.last_progress_at,
+            silent_seconds=0.0 if sampler is None else sampler.activity.silent_seconds(),
             now="generations are handed back and the process ends",
         )
         self._death.set_exception(death)
 
     async def _dead(self) -> None:
         await asyncio.shield(self._death)
-
-    async def _observe(self) -> None:
-        """Show what goes on, and notice an engine that hangs."""
-        while True:
-            await asyncio.sleep(OBSERVE_SECONDS)
-            tenure = self._tenure
-            if tenure is None or tenure.sampler is None or tenure.engine is None:
-                continue
-            sampler = tenure.sampler
-            facts: dict[str, str | float] = {
-                "run": tenure.run,
-                "model": tenure.config.model.name,
-                "weights_version": tenure.engine.weights_version,
-                "tokens_per_second": round(self._meter.tokens_per_second(sampler.num_tokens, self._now()), 1),
-                "generations": sampler.num_held,
-            }
-            self._context.presence.update(facts=facts)
-            silent_seconds = stalled_for(
-                num_sampling=sampler.num_sampling,
-                is_frozen=tenure.is_frozen,
-                last_progress_at=sampler.last_progress_at,
-                now=self._now(),
-            )
-            if silent_seconds > self._settings.stall_seconds:
-                self._on_engine_death(
-                    EngineError(
-                        f"the engine holds {sampler.num_sampling} generations and sampled nothing for {silent_seconds:.0f} s"
-                    )
-                )
-
-    async def _drop_ended(self) -> None:
-        while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
-            if self._tenure is not None and self._tenure.sampler is not None:
-                with suppress(SeamlessFlowError):  # the journal is away; asked again soon
-                    await self._tenure.sampler.drop_ended()
 
     async def _close(self) -> None:
         """Hand back what is held and let go of everything, within ``CLOSE_SECONDS``."""
@@ -243,6 +204,3 @@ class RolloutWorker:
     def _say_state(self, state: str) -> None:
         self._context.presence.update(state=state)
         log.info("worker.state", state=state)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()

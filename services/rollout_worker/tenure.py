@@ -22,8 +22,9 @@ from .first_weights import first_weights
 from .inflight import Pace
 from .pulls import Pulls, parts_of
 from .sampling import Sampler
+from .steps import DEADLINE_SECONDS, Step
 from .versions import Fetched, LocalVersions
-from .weights import DEADLINE_SECONDS, Step, WeightsFollower, say_loaded
+from .weights import WeightsFollower, say_loaded
 
 log = structlog.get_logger()
 

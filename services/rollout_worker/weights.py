@@ -17,12 +17,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeVar
 
 import structlog
 
-from seamlessflow.bus.base import Bus
+from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.codec import unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsLoaded
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
@@ -30,36 +28,14 @@ from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.runtime import Speaker
 
 from .engines.base import Engine, EngineError
+from .steps import DEADLINE_SECONDS, Setbacks, Step, StepFailed, within
 from .versions import Fetched, LocalVersions, read_tensors
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 POLL_SECONDS = 0.5
-FIRST_REST_SECONDS = 1.0
 THAW_FETCH_SECONDS = 60.0
 """How long a node that got its device back waits for the newest weights before it goes on with those it has."""
-LONGEST_REST_SECONDS = 60.0
-"""How long a version that failed is left alone: doubled at each failure, forgotten when the head moves."""
-
-
-class Step(StrEnum):
-    """Where an update is; the value names who is to blame when it stays there."""
-
-    FETCH = "object store"
-    READ = "fetched file"
-    PAUSE = "engine, pausing"
-    LOAD = "engine, copying"
-    RESUME = "engine, resuming"
-
-
-DEADLINE_SECONDS: Mapping[Step, float] = {
-    Step.FETCH: 900.0,
-    Step.READ: 120.0,
-    Step.PAUSE: 60.0,
-    Step.LOAD: 120.0,
-    Step.RESUME: 60.0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +46,18 @@ class Ready:
     tensors: Mapping[str, object]
 
 
-class StepFailed(SeamlessFlowError):
-    """A step of an update failed or took too long."""
+class Head:
+    """The newest complete version of a run: a key that is read, never trusted to be watched."""
 
-    def __init__(self, step: Step, reason: str) -> None:
-        super().__init__(f"{step.name.lower()} ({step.value}): {reason}")
-        self.step = step
+    def __init__(self, bus: Bus, run: str) -> None:
+        self._bus, self._run = bus, run
+        self._bucket: KeyValue | None = None
+
+    async def read(self) -> WeightsHead | None:
+        """None when nothing was published yet. Raises Unavailable."""
+        self._bucket = self._bucket or await self._bus.kv(WEIGHTS_BUCKET)
+        entry = await self._bucket.get(self._run)
+        return None if entry is None else unpack_record(WeightsHead, entry.value)
 
 
 async def say_loaded(
@@ -93,12 +75,6 @@ async def say_loaded(
         await speaker.say(WeightsLoaded.model_validate({"run": run, "worker": worker, **facts}))
     except SeamlessFlowError as wrong:
         log.warning("weights.load_not_said", run=run, weights_version=fetched.weights_version, reason=str(wrong))
-
-
-async def read_head(bus: Bus, run: str) -> WeightsHead | None:
-    """The newest complete version; None when nothing was published yet."""
-    entry = await (await bus.kv(WEIGHTS_BUCKET)).get(run)
-    return None if entry is None else unpack_record(WeightsHead, entry.value)
 
 
 class WeightsFollower:
@@ -128,9 +104,8 @@ class WeightsFollower:
         self._fetching = asyncio.Lock()
         self._pausing = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._failed_version = -1
-        self._rest_seconds = FIRST_REST_SECONDS
-        self._rest_until = 0.0
+        self._head = Head(bus, run)
+        self._setbacks = Setbacks()
 
     @property
     def is_frozen(self) -> bool:
@@ -196,14 +171,16 @@ class WeightsFollower:
         """Have the newest version here, unless it failed a moment ago."""
         async with self._fetching:
             try:
-                head = await read_head(self._bus, self._run)
+                head = await self._head.read()
             except SeamlessFlowError as wrong:
                 log.warning("weights.head_unreadable", run=self._run, reason=str(wrong))
                 return
-            if head is None or head.weights_version <= self._newest_here or self._is_resting(head.weights_version):
+            if head is None or head.weights_version <= self._newest_here or self._setbacks.is_resting(head.weights_version):
                 return
             try:
-                self._fetched = await self._within(Step.FETCH, asyncio.to_thread(self._versions.fetch, head))
+                self._fetched = await within(
+                    self._deadlines[Step.FETCH], Step.FETCH, asyncio.to_thread(self._versions.fetch, head)
+                )
             except StepFailed as failure:
                 self._skip(head.weights_version, failure)
 
@@ -213,14 +190,14 @@ class WeightsFollower:
         if fetched is None or fetched.weights_version <= self._engine.weights_version:
             return None
         try:
-            return Ready(fetched, await self._within(Step.READ, asyncio.to_thread(read_tensors, fetched)))
+            return Ready(fetched, await within(self._deadlines[Step.READ], Step.READ, asyncio.to_thread(read_tensors, fetched)))
         except StepFailed as failure:
             self._skip(fetched.weights_version, failure)
             return None
 
     async def _swap(self, ready: Ready) -> bool:
         try:
-            await self._within(Step.PAUSE, self._engine.pause())
+            await within(self._deadlines[Step.PAUSE], Step.PAUSE, self._engine.pause())
             return await self._load(ready)
         except StepFailed as failure:
             self._skip(ready.fetched.weights_version, failure)
@@ -233,7 +210,9 @@ class WeightsFollower:
         if version <= self._engine.weights_version:
             return False  # overtaken by a thaw while its tensors were read
         try:
-            await self._within(Step.LOAD, self._engine.load_weights(ready.tensors, weights_version=version))
+            await within(
+                self._deadlines[Step.LOAD], Step.LOAD, self._engine.load_weights(ready.tensors, weights_version=version)
+            )
         except StepFailed as failure:
             self._skip(version, failure)
             return False
@@ -242,35 +221,17 @@ class WeightsFollower:
     async def _or_dead(self, step: Step, work: Awaitable[None]) -> None:
         """A step that nothing works without. Raises EngineError."""
         try:
-            await self._within(step, work)
+            await within(self._deadlines[step], step, work)
         except StepFailed as failure:
             raise EngineError(str(failure)) from failure
-
-    async def _within(self, step: Step, work: Awaitable[T]) -> T:
-        """Raises StepFailed when a step fails or takes too long; EngineError when the engine is dead."""
-        limit = self._deadlines[step]
-        try:
-            async with asyncio.timeout(limit):
-                return await work
-        except TimeoutError as wrong:
-            raise StepFailed(step, f"not done after {limit:g} s") from wrong
-        except EngineError:
-            raise
-        except Exception as wrong:
-            raise StepFailed(step, f"{type(wrong).__name__}: {wrong}") from wrong
 
     @property
     def _newest_here(self) -> int:
         return max(self._engine.weights_version, -1 if self._fetched is None else self._fetched.weights_version)
 
-    def _is_resting(self, weights_version: int) -> bool:
-        return weights_version == self._failed_version and time.monotonic() < self._rest_until
-
     def _skip(self, weights_version: int, failure: StepFailed) -> None:
         """Leave a version alone for a while; a newer one is tried at once."""
-        is_again = weights_version == self._failed_version
-        self._rest_seconds = min(2 * self._rest_seconds, LONGEST_REST_SECONDS) if is_again else FIRST_REST_SECONDS
-        self._failed_version, self._rest_until = weights_version, time.monotonic() + self._rest_seconds
+        rest_seconds = self._setbacks.note(weights_version)
         self._fetched = None
         log.error(
             "weights.skipped",
@@ -280,7 +241,7 @@ class WeightsFollower:
             culprit=failure.step.value,
             reason=str(failure),
             sampling_with=self._engine.weights_version,
-            again_in_seconds=self._rest_seconds,
+            again_in_seconds=rest_seconds,
         )
 
     async def _say_loaded(self, ready: Ready, pause_seconds: float, num_held: int) -> None:

@@ -28,6 +28,7 @@ from seamlessflow.contracts import (
     RunStopRequested,
 )
 from seamlessflow.contracts.routes import (
+    BUCKETS,
     CONTROL_CONSUMER,
     CONTROL_QUEUE,
     CONTROL_STREAM,
@@ -109,14 +110,19 @@ class Scheduler:
             while True:
                 await self._tick_safely()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), self._settings.tick_seconds)
+                    # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
+                    async with asyncio.timeout(self._settings.tick_seconds):
+                        await self._woken.wait()
                 self._woken.clear()
         finally:
             await subscription.leave()
 
     async def _ensure_control(self) -> None:
+        """The permanent streams and the buckets; where permissions are on, nobody else can make them."""
         for stream in control_streams():
             await self._context.bus.ensure_stream(stream)
+        for bucket in BUCKETS:
+            await self._context.bus.kv(bucket)
         await self._context.bus.ensure_consumer(ConsumerSpec(CONTROL_QUEUE, CONTROL_CONSUMER, filters=(">",)))
 
     async def _take_up(self) -> None:
@@ -230,7 +236,7 @@ class Scheduler:
             del self._conductors[conductor.run]
             state = self._states[conductor.run]
             await self._set_state(conductor.run, state.model_copy(update={"phase": RunPhase.ENDED, "reason": ended.reason}))
-            self._to_delete[conductor.run] = now + self._settings.queue_grace_seconds
+            self._to_delete[conductor.run] = time.time() + self._settings.queue_grace_seconds
             log.info("run.ended", run=conductor.run, reason=ended.reason, steps=ended.steps)
 
     def _nodes(self) -> list[Node]:
@@ -254,8 +260,8 @@ class Scheduler:
     async def _publish_states(self, plan: Plan) -> None:
         """RUNS, the log and our presence say what each run does and waits for."""
         words = []
-        for run, conductor in self._conductors.items():
-            lacks = plan.waits.get(run, ())
+        for run, lacks in plan.waits.items():  # a run that began after the plan was made comes with the next
+            conductor = self._conductors[run]
             waits = "; ".join((*lacks, *conductor.waits))
             state = self._states[run]
             phase = RunPhase.QUEUED if lacks and state.phase is RunPhase.QUEUED else RunPhase.RUNNING

@@ -10,7 +10,7 @@ from .service import TrajectoryManager
 
 
 async def main() -> None:
-    async with open_context(Service.TRAJECTORY_MANAGER, Settings(), capabilities=("trajectories",)) as context:
+    async with open_context(Service.TRAJECTORY_MANAGER, Settings(), capabilities=("serve",)) as context:
         await TrajectoryManager(context).run()
 
 

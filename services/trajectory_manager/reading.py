@@ -10,8 +10,8 @@ import structlog
 
 from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
-from seamlessflow.contracts import EpisodeEnded, Event, SegmentSampled
-from seamlessflow.contracts.routes import journal, subject_filter
+from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, SegmentSampled, Service
+from seamlessflow.contracts.routes import QUEUE_OF, journal, subject_filter
 from seamlessflow.errors import MalformedMessage, Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Speaker
@@ -74,7 +74,7 @@ async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Mana
     """Forget the episode of an event and apply its journal from the beginning."""
     shard, episode = getattr(event, "shard", "*"), str(getattr(event, "episode", ""))
     manager.forget(episode)
-    calls = f"sf.{event.run}.call.{shard}.{episode}.*"
+    calls = subject_filter(CallRequested, run=event.run, shard=shard, episode=episode)  # and, on the same level, the end
     segments = subject_filter(SegmentSampled, run=event.run, shard=shard, episode=episode)
     async for _, stored in read_events(bus, speaker, event.run, (calls, segments)):
         try:
@@ -83,9 +83,9 @@ async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Mana
             log.warning("journal.contradiction", episode=episode, reason=str(wrong))
 
 
-def shard_filters(run: str, shard: str) -> tuple[str, str]:
+def shard_filters(run: str, shard: str) -> tuple[str, ...]:
     """Subjects of all that a manager of a shard hears."""
-    return f"sf.{run}.call.{shard}.>", f"sf.{run}.ev.segment.{shard}.>"
+    return tuple(each.format(run=run, part=shard) for each in QUEUE_OF[Service.TRAJECTORY_MANAGER].consumer_filters)
 
 
 def _episode_of(subject: str) -> str:

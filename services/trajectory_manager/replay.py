@@ -1,4 +1,4 @@
-"""python -m services.trajectory_manager.replay RUN: what would a fresh manager say to this journal?
+"""python -m services.trajectory_manager.replay --run RUN: what would a fresh manager say to this journal?
 
 Reads a finished or running run, says nothing, changes nothing. Exit status 0: all it would say was said. 1: something
 differs. 2: the run cannot be read.
@@ -79,8 +79,8 @@ async def main(nats_url: str, store_url: str, run: str) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--nats", default=os.environ.get("SEAMLESSFLOW_NATS_URL", "nats://127.0.0.1:4222"))
     parser.add_argument("--store", default=os.environ.get("SEAMLESSFLOW_STORE_URL", ""))
     given = parser.parse_args()

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+from .ledger import Ledger
 from .run_view import RunView
 
 _STYLE = """
@@ -17,7 +18,7 @@ td:first-child,th:first-child{text-align:left} .lead{font-size:1.25em} figure{ma
 _ROLE_COLOURS = {"rollout": "#2f81f7", "train": "#fb8f44", "idle": "#d0d7de", "serve": "#8ddb8c"}
 
 
-def write_report(path: Path, view: RunView, summary: dict[str, Any]) -> None:
+def write_report(path: Path, view: RunView, ledger: Ledger, summary: dict[str, Any]) -> None:
     """Write the report. Needs matplotlib (extra ``report``)."""
     figures = [
         ("Reward of sampled answers, per step and agent", _reward_curve(view)),
@@ -25,7 +26,7 @@ def write_report(path: Path, view: RunView, summary: dict[str, Any]) -> None:
         ("Age of trained tokens, in optimiser steps", _staleness(view)),
         ("Trainer against engine: mean absolute logprob gap at equal weights, and gradient norm", _health(view)),
     ]
-    body = [f"<h1>{html.escape(summary['run'])}</h1>", f"<p class=lead>{html.escape(headline(summary))}</p>", _tables(summary)]
+    body = [f"<h1>{html.escape(summary['run'])}</h1>", f"<p class=lead>{html.escape(headline(summary))}</p>", _tables(summary, ledger)]
     body += [f"<figure>{svg}<figcaption>{html.escape(title)}</figcaption></figure>" for title, svg in figures if svg]
     page = f"<!doctype html><meta charset=utf-8><title>{html.escape(summary['run'])}</title><style>{_STYLE}</style>{''.join(body)}"
     path.write_text(page)
@@ -39,16 +40,12 @@ def headline(summary: dict[str, Any]) -> str:
     return f"Held-out reward {scores}. {summary['steps']} steps, {summary['sampled_tokens']:,} sampled tokens."
 
 
-def _tables(summary: dict[str, Any]) -> str:
-    ledger = summary["ledger"]
-    columns = list(ledger["tokens"])
-    head = "".join(f"<th>{html.escape(str(c))}</th>" for c in columns)
+def _tables(summary: dict[str, Any], ledger: Ledger) -> str:
     rows = "".join(
-        f"<tr><td>{kind}</td>" + "".join(f"<td>{ledger[kind].get(c, 0):,}</td>" for c in columns) + "</tr>"
-        for kind in ("episodes", "tokens")
+        f"<tr><td>{html.escape(column)}</td><td>{episodes:,}</td><td>{tokens:,}</td></tr>" for column, episodes, tokens in ledger.rows()
     )
     seconds = "".join(f"<tr><td>{html.escape(k)}</td><td>{v:.1f} s</td></tr>" for k, v in summary["wall_seconds"].items())
-    return f"<table><tr><th>ledger</th>{head}</tr>{rows}</table><table><tr><th>phase</th><th></th></tr>{seconds}</table>"
+    return f"<table><tr><th>ledger</th><th>episodes</th><th>tokens</th></tr>{rows}</table><table><tr><th>phase</th><th></th></tr>{seconds}</table>"
 
 
 def _axes(height: float = 2.8) -> tuple[Any, Any]:

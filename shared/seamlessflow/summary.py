@@ -21,7 +21,7 @@ def summarize(
         "tasks": counts,
         "evaluation": {name: _evaluation(event) for name, event in view.evaluations.items()},
         "wall_seconds": {"total": round(wall_seconds, 3), **phase_seconds(view)},
-        "ledger": ledger.as_dict(),
+        "ledger": ledger.to_json(),
         "tokens_per_second": round(view.sampled_tokens / max(sum(phase_seconds(view).values()), 1e-9), 3),
         "sampled_tokens": view.sampled_tokens,
         "pauses": {

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
+from seamlessflow.contracts import EpisodeStatus, Record
 from seamlessflow.contracts.export import derived_files, drift, main
 from seamlessflow.contracts.export_asyncapi import asyncapi_document, channel_name
 from seamlessflow.contracts.export_events import events_document
 from seamlessflow.contracts.export_schemas import event_document, event_tag
+from seamlessflow.contracts.export_words import WORDS, member_meanings
 from seamlessflow.contracts.routes import ROUTES
 from tests.contracts.strategies import few, records
 
@@ -160,3 +162,24 @@ def test_the_page_of_events_links_to_every_event():
     for line, following in pairwise(lines):
         if line.startswith("|") and following.startswith("|"):
             assert line.replace("\\|", "").count("|") == following.replace("\\|", "").count("|"), following
+
+
+def test_every_common_word_is_still_used():
+    """A word that no field uses any more goes out of the vocabulary."""
+
+    def kinds(kind):
+        yield kind
+        for below in kind.__subclasses__():
+            yield from kinds(below)
+
+    unexplained = {name for kind in kinds(Record) for name, info in kind.model_fields.items() if not info.description}
+
+    assert set(WORDS) == unexplained & set(WORDS)
+
+
+def test_named_values_are_explained_by_their_docstrings():
+    """What stands under an enum's member is what the page says of it."""
+    meanings = member_meanings(EpisodeStatus)
+
+    assert list(meanings) == [status.value for status in EpisodeStatus]
+    assert meanings["deadline"] == "Killed at its deadline."

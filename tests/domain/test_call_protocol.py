@@ -147,7 +147,7 @@ class Protocol(RuleBasedStateMachine):
     def begin(self) -> None:
         self.asks(0, 0, "root")
 
-    @rule(which=st.integers(0, 1), pick=PICK, how=st.sampled_from(["root", "continue", "parallel"]))
+    @rule(which=st.integers(0, 1), pick=PICK, how=st.sampled_from(["continue", "continue", "continue", "parallel", "root"]))
     def asks(self, which: int, pick: int, how: str) -> None:
         """A new conversation, the next turn of one that was answered, or the same request once more."""
         agent = self.agents[which]
@@ -207,7 +207,7 @@ class Protocol(RuleBasedStateMachine):
                     consequences_of(self.manager, each.event)
             return self.manager.apply(event)
 
-    @rule(num_rounds=st.integers(1, 4))
+    @rule(num_rounds=st.integers(2, 7))
     def all_goes_well(self, num_rounds: int) -> None:
         """For a while nothing fails, so that conversations get long."""
         for round_number in range(num_rounds):

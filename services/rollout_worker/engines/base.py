@@ -118,7 +118,7 @@ def check_request(prompt_ids: list[int], params: SamplingParams, *, max_context_
             f"A prompt must have 1..{max_context_tokens - 1} tokens (context {max_context_tokens}, one to sample); "
             f"this one has {len(prompt_ids)}. Nothing was sampled."
         )
-    if not (0 <= min(prompt_ids) and max(prompt_ids) < vocab_size):
+    if not (min(prompt_ids) >= 0 and max(prompt_ids) < vocab_size):
         raise BadInput(
             f"Prompt ids must lie in 0..{vocab_size - 1}; found {min(prompt_ids)}..{max(prompt_ids)}. "
             "Was the prompt encoded with another model's tokenizer?"

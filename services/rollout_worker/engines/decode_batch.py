@@ -4,9 +4,10 @@
 row, otherwise a *decode* of all rows. It is plain synchronous torch code for one thread; ``transformers_engine`` gives
 it a thread and an asyncio face.
 
-Why not ``model.init_continuous_batching``: on a CPU its attention spans all requests at once and masks the others away,
-so a step costs the square of the streams; it applies top-p before it takes logprobs, samples or is greedy for all
-requests alike, and drops a cancelled request in silence. docs of the measured difference: README of this folder.
+Why not ``model.init_continuous_batching``: on a CPU its attention spans all requests at once and masks the others
+away, so a step costs the square of the streams; it applies top-p before it takes logprobs, samples or is greedy for
+all requests alike, and drops a cancelled request in silence. Measured with SmolLM2 in bfloat16 on two cores, 24 tokens
+each, eight requests to a prompt, 64 streams: 129 tok/s there, 414 here; at one stream they are equal.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class DecodeBatch:
         window = slice(first_row, len(self._running))
         logits_BV = torch.empty(0)
         width = max(1, MAX_PREFILL_TOKENS // len(suffixes))
-        for columns in torch.arange(ids_BP.shape[1]).split(width):
+        for begin in range(0, ids_BP.shape[1], width):
+            columns = slice(begin, begin + width)
             positions_BQ = positions_BP[:, columns]
             mask = cache.aim(window, positions_BQ, valid_BP[:, columns])
             logits_BV = self._model.last_logits(ids_BP[:, columns], positions_BQ, mask, cache)
@@ -135,7 +137,7 @@ class DecodeBatch:
         return logits_BV
 
     def _admit(self, first_row: int, suffixes: list[list[int]]) -> Iterator[Sequence]:
-        """Waiting sequences for one prefill. A twin of one in the same pass waits for the next: it then costs a token."""
+        """Waiting sequences for one prefill. A twin of one of them waits for the next pass: it then costs one token."""
         seen: set[tuple[int, ...]] = set()
         passed_over: list[Sequence] = []
         while self._waiting and len(self._running) < self._num_rows:

@@ -99,7 +99,7 @@ class EngineThread:
                 self._run_jobs()
                 if not self._paused and not self._stopping:
                     self._pass()
-        except BaseException as error:  # noqa: BLE001 - whatever ended the thread, those who wait must hear of it
+        except BaseException as error:
             self._flush()
             self._on_death(error)
 

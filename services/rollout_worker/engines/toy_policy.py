@@ -47,7 +47,8 @@ class ToyPolicy:
         by_rank = sorted(range(self.vocab_size), key=lambda token: -logprobs[token])
         if params.temperature == 0.0:
             return by_rank[0]
-        nucleus, mass = [], 0.0
+        nucleus: list[int] = []
+        mass = 0.0
         for token in by_rank:
             if nucleus and mass >= params.top_p:
                 break

@@ -163,7 +163,7 @@ class TransformersEngine:
             error: Exception | None = None
             try:
                 job()
-            except Exception as raised:  # noqa: BLE001 - carried to the caller, who raises it
+            except Exception as raised:
                 error = raised
             _call_in(loop, _settle, done, error)
 

@@ -89,6 +89,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
+                start_new_session=True,  # Ctrl-C in the terminal must reach its owner, not it
                 preexec_fn=die_with_parent,  # runs one system call and no Python locks
             )
         self._wait_until_ready()

@@ -24,7 +24,7 @@ from .options import NatsUrl, StoreUrl
 MIN_FREE_BYTES = 4 << 30
 PACKAGES = {
     "agent-runner": ("aiohttp", "reasoning_gym"),
-    "trajectory-manager": ("transformers", "renderers"),
+    "trajectory-manager": ("tokenizers", "jinja2", "renderers"),
     "rollout-worker": ("torch", "transformers", "safetensors"),
     "trainer": ("torch", "transformers", "safetensors"),
 }

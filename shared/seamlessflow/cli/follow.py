@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..client import Client
 from ..contracts import EvaluationEnded, Event, RunEnded, StepTaken
+from ..ledger import LedgerFold
 from ..run_config import RunConfig
 from ..run_view import RunView
 from .place import Folder
@@ -27,7 +28,7 @@ class Follower:
     def __init__(self, run: str, config: RunConfig, folder: Folder, console: Console) -> None:
         self.view = RunView()
         self.seen_start = asyncio.Event()
-        self.events: list[Event] = []
+        self.ledger = LedgerFold()
         self._run, self._config, self._folder, self._console = run, config, folder, console
         self._notes: deque[str] = deque(maxlen=4)
         self._began = time.monotonic()
@@ -50,7 +51,7 @@ class Follower:
         ):  # fmt: skip
             async for record, event in client.events(self._run, follow=True):
                 self.view.apply(event, record.time)
-                self.events.append(event)
+                self.ledger.add(event)
                 self.seen_start.set()
                 if isinstance(event, StepTaken):
                     lines.write(json.dumps({"time": record.time, "step": event.step, **event.metrics}) + "\n")

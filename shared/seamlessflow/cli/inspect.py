@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..client import Client
-from ..ledger import Ledger
+from ..ledger import Ledger, LedgerFold
 from ..run_view import RunView
 from .options import NatsUrl, RunArgument, StoreUrl
 from .place import any_address, reach
@@ -20,11 +20,11 @@ from .submit import require_run
 
 async def read_view(client: Client, run: str) -> tuple[RunView, Ledger]:
     """The whole journal folded twice: what the run looks like, and where every token went."""
-    view, events = RunView(), []
+    view, fold = RunView(), LedgerFold()
     async for record, event in client.events(run):
         view.apply(event, record.time)
-        events.append(event)
-    return view, Ledger.of(events)
+        fold.add(event)
+    return view, fold.ledger()
 
 
 def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> None:
@@ -63,7 +63,7 @@ def ledger(
 
     found = asyncio.run(look())
     if as_json:
-        print(json.dumps(found.as_dict(), indent=1))
+        print(json.dumps(found.to_json(), indent=1))
     else:
         Console().print(ledger_table(found))
     raise typer.Exit(0 if found.balanced else 1)
@@ -71,14 +71,11 @@ def ledger(
 
 def ledger_table(found: Ledger) -> Table:
     """The ledger for people."""
-    table = Table(title=None if found.balanced else "DOES NOT BALANCE")
-    table.add_column("")
-    columns = found.as_dict()
-    names = list(columns["tokens"])
-    for name in names:
-        table.add_column(name, justify="right")
-    for kind in ("episodes", "tokens"):
-        table.add_row(kind, *(f"{columns[kind].get(name, 0):,}" for name in names))
+    table = Table(title="ledger" if found.balanced else "LEDGER DOES NOT BALANCE")
+    for name in ("", "episodes", "tokens"):
+        table.add_column(name, justify="left" if not name else "right")
+    for column, episodes, tokens in found.rows():
+        table.add_row(column, f"{episodes:,}", f"{tokens:,}")
     return table
 
 

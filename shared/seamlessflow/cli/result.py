@@ -36,14 +36,14 @@ async def finish(
 ) -> int:
     """Write everything a run leaves behind and print the result; returns the exit code."""
     view, console = follower.view, Console()
-    found = Ledger.of(follower.events)
+    found = follower.ledger.ledger()
     model_dir = await asyncio.to_thread(_export_model, client.store, run, view.weights_path, folder)
     counts = {"training": len(questions.training), "held_out": len(questions.held_out)}
     summary = summarize(
         run, config, view, found, counts=counts, wall_seconds=time.monotonic() - began, model_dir=model_dir
     )
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
-    await asyncio.to_thread(write_report, folder.path / "report.html", view, summary)
+    await asyncio.to_thread(write_report, folder.path / "report.html", view, found, summary)
     _print(console, summary, found, folder)
     if interrupted and view.ended is None:
         console.print(f"[yellow]stopped before its end[/]; go on with: seamlessflow train --resume {run}")

@@ -18,6 +18,7 @@ from .base import Service
 from .routes import (
     BUCKETS,
     CONTROL_CONSUMER,
+    CONTROL_STREAM,
     HINT_POKE,
     HINT_WEIGHTS,
     NODES_BUCKET,
@@ -73,10 +74,12 @@ def _of(service: Service) -> Permissions:
     subscribe = [f"{inbox_prefix(service)}.>"]
     if service is Service.SCHEDULER:
         return Permissions(_distinct([*publish, "$JS.API.>", "$JS.ACK.>"]), [*subscribe, wildcards(HINT_POKE)])
-    publish.append("$JS.API.DIRECT.GET.*")
+    publish += ["$JS.API.DIRECT.GET.*", "$JS.API.STREAM.NAMES"]
     if service is Service.USER:
-        # `nats` and other clients listen on _INBOX; people look at streams and consumers.
-        looking = ["$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.INFO.*.*"]
+        # `nats` and other clients listen on _INBOX; people look at streams and consumers, and may be there before any
+        # scheduler has made the control stream.
+        looking = ["$JS.API.INFO", "$JS.API.STREAM.INFO.*", "$JS.API.CONSUMER.INFO.*.*"]
+        looking += [f"$JS.API.STREAM.CREATE.{CONTROL_STREAM}"]
         return Permissions(_distinct([*publish, *looking]), [*subscribe, "_INBOX.>"])
     subscribe.append(wildcards(HINT_POKE))
     if service is Service.ROLLOUT_WORKER:

@@ -46,7 +46,7 @@ def _download(hub_id: str, cache_dir: Path) -> Path:
 
     try:
         return Path(snapshot_download(hub_id, cache_dir=cache_dir, allow_patterns=FILES))
-    except Exception as error:  # noqa: BLE001 - the hub client raises dozens of unrelated classes
+    except Exception as error:
         raise Unavailable(
             f"Model {hub_id} could not be downloaded from the hub ({type(error).__name__}: {error}). "
             "Without a hub, smollm2-135m-instruct and tiny-calculator work, or give a local folder."

@@ -45,7 +45,7 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     core.decoder = decoders.Fuse()
     core.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
     core.add_tokens([AddedToken(phrase, normalized=False) for phrase in PHRASES])
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # transformers' own
         tokenizer_object=core,
         unk_token="<unk>",
         eos_token="<|im_end|>",

@@ -53,7 +53,9 @@ class Presence:
                     log.warning("presence.failed", reason=str(wrong))
                 self._wake.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), PRESENCE_SECONDS)
+                    # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
+                    async with asyncio.timeout(PRESENCE_SECONDS):
+                        await self._wake.wait()
         finally:
             if bucket is not None:
                 await asyncio.shield(bucket.delete(key))
@@ -84,7 +86,8 @@ class LeaseWatch:
             while True:
                 await self._look()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._poked.wait(), LEASE_POLL_SECONDS)
+                    async with asyncio.timeout(LEASE_POLL_SECONDS):
+                        await self._poked.wait()
                 self._poked.clear()
         finally:
             await unsubscribe()

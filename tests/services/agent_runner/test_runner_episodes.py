@@ -337,15 +337,18 @@ async def test_a_dead_zygote_is_replaced_and_its_agents_are_lost(
 async def test_at_most_so_many_agents_run_side_by_side(start_runner: Any, python_agents: Any, make_opened: Any) -> None:
     """fleet.agents, over all environment tags together; all episodes are done in the end."""
     world, _ = await start_runner(python_agents("ask", env="a"), python_agents("ask", env="b"), agents=3)
-    most = 0
-    in_flight = 0
+    side_by_side: list[int] = []
+    waiting: set[str] = set()
+    all_here = asyncio.Event()
 
     async def slow(messages: Any, request: Any) -> dict[str, Any]:
-        nonlocal most, in_flight
-        in_flight += 1
-        most = max(most, in_flight)
-        await asyncio.sleep(0.2)
-        in_flight -= 1
+        waiting.add(request.call)
+        side_by_side.append(len(waiting))
+        if len(waiting) == 3:
+            all_here.set()
+        await asyncio.wait_for(all_here.wait(), 20)
+        await asyncio.sleep(0.1)  # a fourth would have time to come
+        waiting.discard(request.call)
         return {"role": "assistant", "content": "x"}
 
     world.manager.reply = slow
@@ -354,7 +357,7 @@ async def test_at_most_so_many_agents_run_side_by_side(start_runner: Any, python
     ends = [await world.ended(f"t{number}-0-0") for number in range(8)]
 
     assert {ended.status for ended in ends} == {EpisodeStatus.COMPLETED}
-    assert 1 < most <= 3
+    assert max(side_by_side) == 3
 
 
 async def test_the_demo_agents_run_as_they_are(start_runner: Any) -> None:

@@ -18,7 +18,17 @@ import pytest
 
 from seamlessflow.errors import BadInput
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish
-from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, SLOTS, VOCAB_SIZE, Case, joined, params, sample
+from tests.services.engines.conftest import (
+    CONTEXT,
+    FIRST_VERSION,
+    PROMPT,
+    SLOTS,
+    VOCAB_SIZE,
+    Case,
+    joined,
+    params,
+    sample,
+)
 
 
 class Running:
@@ -47,9 +57,7 @@ async def test_logprobs_are_those_of_a_full_forward_at_the_same_temperature(case
     """The trainer recomputes them so; a gap here would bend every importance ratio."""
     answer = await sample(case.engine, temperature=temperature)
 
-    assert answer.logprobs == pytest.approx(
-        case.logprobs(PROMPT, answer.ids, temperature, False), abs=case.tolerance
-    )
+    assert answer.logprobs == pytest.approx(case.logprobs(PROMPT, answer.ids, temperature, False), abs=case.tolerance)
 
 
 async def test_logprobs_ignore_top_p(case: Case) -> None:
@@ -312,7 +320,9 @@ async def test_stop_interrupts_and_start_serves_again_with_the_weights_of_the_fo
         (PROMPT, {"top_p": 0.0}),
     ],
 )
-async def test_a_request_that_makes_no_sense_is_refused(case: Case, prompt: list[int], changes: dict[str, object]) -> None:
+async def test_a_request_that_makes_no_sense_is_refused(
+    case: Case, prompt: list[int], changes: dict[str, object]
+) -> None:
     """With BadInput, before anything is sampled, and the engine goes on for others."""
     with pytest.raises(BadInput):
         await sample(case.engine, prompt=prompt, **changes)

@@ -28,8 +28,6 @@ async def engine(tiny_llamas: list[Path]):  # type: ignore[no-untyped-def]
 
 async def test_a_dead_thread_fails_every_request_and_call_instead_of_hanging(engine: TransformersEngine) -> None:
     """Weights that give no finite logits kill the thread; all who wait must hear of it, and a restart heals it."""
-    from safetensors.torch import load_file
-
     await engine.pause()
     waiting = [asyncio.create_task(sample(engine, request_id=f"r{i}")) for i in range(8)]
     await asyncio.sleep(0)
@@ -42,7 +40,6 @@ async def test_a_dead_thread_fails_every_request_and_call_instead_of_hanging(eng
     for call in (sample(engine), engine.pause(), engine.resume(), engine.load_weights({}, weights_version=9)):
         with pytest.raises(EngineError, match="not finite"):
             await call
-    del load_file
 
 
 async def test_weights_that_do_not_fit_are_refused_whole(engine: TransformersEngine, tiny_llamas: list[Path]) -> None:
@@ -61,14 +58,16 @@ async def test_weights_that_do_not_fit_are_refused_whole(engine: TransformersEng
         with pytest.raises(BadInput, match="Nothing was copied"):
             await engine.load_weights(bad, weights_version=FIRST_VERSION + 1)
     await engine.resume()
+    after = await sample(engine)
 
-    assert await sample(engine) == before
+    assert (after.ids, after.versions) == (before.ids, before.versions)
+    assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
 
 
 async def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     """And the engine can be started with a good one afterwards: nothing was left running."""
     engine = TransformersEngine()
-    with pytest.raises(BadInput, match="config.json"):
+    with pytest.raises(BadInput, match=r"config\.json"):
         await engine.start(tmp_path, weights_version=1)
     with pytest.raises(EngineError, match="not running"):
         await engine.pause()
@@ -94,7 +93,9 @@ def test_the_largest_uniform_number_still_draws_a_possible_token() -> None:
     assert draw(logits, [params()], [1.0 - 2**-53])[0] == [1]
 
 
-@pytest.mark.parametrize(("other", "at_least", "expected"), [(PROMPT, 0, 6), (PROMPT[:4] + [1], 0, 4), ([1], 0, 0), (PROMPT, 6, 0)])
+@pytest.mark.parametrize(
+    ("other", "at_least", "expected"), [(PROMPT, 0, 6), ([*PROMPT[:4], 1], 0, 4), ([1], 0, 0), (PROMPT, 6, 0)]
+)
 def test_shared_prefixes_are_measured_exactly(other: list[int], at_least: int, expected: int) -> None:
     """One token too many would reuse a wrong cache entry."""
     assert _shared_prefix_length(PROMPT, other, at_least=at_least) == expected

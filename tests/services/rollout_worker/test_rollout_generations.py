@@ -148,7 +148,7 @@ async def test_an_ended_episodes_generation_is_acknowledged_without_a_claim(worl
 
 async def test_sampling_stops_when_the_episode_ends_meanwhile(world: World, monkeypatch):
     """The slot is free again within seconds, not at the end of the budget."""
-    monkeypatch.setattr("services.rollout_worker.service.PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr("services.rollout_worker.watchman.PROGRESS_SECONDS", 0.05)
     worker = await world.ready()
     await world.ask()
     await world.until(lambda: worker.engine.requests)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Int32s, Lease, Role
-from services.rollout_worker.meter import Meter, stalled_for
+from services.rollout_worker.meter import Activity, Meter
 from services.rollout_worker.prompts import TokenCache
 from services.rollout_worker.pulls import credits_of, parts_of
 from services.rollout_worker.roles import Move, Standing, moves
@@ -98,8 +98,14 @@ def test_speed_is_tokens_between_two_looks():
 
 
 def test_only_an_engine_that_should_sample_can_stall():
-    """Idle and frozen engines are silent by right."""
-    silent = {"last_progress_at": 10.0, "now": 70.0}
-    assert stalled_for(num_sampling=1, is_frozen=False, **silent) == 60.0
-    assert stalled_for(num_sampling=0, is_frozen=False, **silent) == 0.0
-    assert stalled_for(num_sampling=1, is_frozen=True, **silent) == 0.0
+    """An idle engine is silent by right; asking it starts the clock, and each token sets it back."""
+    now = [10.0]
+    activity = Activity(lambda: now[0])
+    now[0] = 70.0
+    assert activity.silent_seconds() == 0.0
+    activity.begin()
+    now[0] = 75.0
+    assert activity.silent_seconds() == 5.0
+    activity.begin()
+    activity.note(1)
+    assert (activity.silent_seconds(), activity.num_tokens) == (0.0, 1)

@@ -11,8 +11,8 @@ from seamlessflow.errors import BadInput
 from seamlessflow.weights import weights_path
 from services.rollout_worker import tenure as tenure_module
 from services.rollout_worker import weights as weights_module
+from services.rollout_worker.steps import Step
 from services.rollout_worker.versions import LocalVersions
-from services.rollout_worker.weights import Step
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 

