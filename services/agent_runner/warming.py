@@ -1,6 +1,6 @@
 """What clients do when they are first used, done once in the zygote instead of in every agent.
 
-The openai package imports its transport, its resources and its response models at the first call: 25 to 35 ms of CPU for
+The openai package imports its transport, its resources and its response models at the first call: about 25 ms of CPU for
 each forked agent. Two calls that never leave this process pay that before the first fork.
 """
 
@@ -36,6 +36,6 @@ def _warm_openai() -> None:
         unheard.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused at once
         refusing = f"http://127.0.0.1:{unheard.getsockname()[1]}/v1"
         for http_client in (openai.DefaultHttpxClient(), openai.DefaultHttpxClient(transport=answering)):
-            with openai.OpenAI(base_url=refusing, api_key="none", max_retries=0, http_client=http_client) as client:
-                with suppress(openai.APIConnectionError):
-                    client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+            client = openai.OpenAI(base_url=refusing, api_key="none", max_retries=0, http_client=http_client)
+            with client, suppress(openai.APIConnectionError):
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])

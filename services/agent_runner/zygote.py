@@ -30,6 +30,10 @@ from .child import RESULT_FD, TASK_VARIABLE, NotStartable, load_entrypoint, repo
 from .warming import warm_clients
 
 PACKET_BYTES = 1 << 20
+IMPORTED_ONCE = (
+    "The module is imported once, before any episode has an endpoint or a key: make clients in the function, "
+    "or set fresh = true for this agent."
+)
 LOOK_MILLISECONDS = 1000
 """How often adopted orphans of ended episodes are looked for."""
 
@@ -178,7 +182,7 @@ def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
     try:
         function = None if entrypoint is None else load_entrypoint(entrypoint)
     except NotStartable as wrong:
-        link.send(json.dumps({"failed": str(wrong)[:8000]}).encode())
+        link.send(json.dumps({"failed": f"{str(wrong)[:8000]}\n{IMPORTED_ONCE}"}).encode())
         sys.exit(1)
     warm_clients()
     contain.adopt_orphans()

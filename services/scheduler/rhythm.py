@@ -22,6 +22,7 @@ from seamlessflow.contracts import (
     GroupAdmitted,
     GroupDropped,
     RunEnded,
+    RunStopRequested,
     Sampling,
     TaskSubmitted,
     TrainingEndRequested,
@@ -191,7 +192,8 @@ def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin]) -> lis
 def _run_ended(progress: Progress) -> RunEnded:
     steps = progress.training_ended.step if progress.training_ended is not None else progress.steps.step
     if progress.stop is not None:
-        reason = STOPPED
+        # Asked for without a reason it was a person's wish; a reason is what failed, such as a trainer's.
+        reason = STOPPED if progress.stop.reason == RunStopRequested.model_fields["reason"].default else progress.stop.reason
     elif steps >= progress.config.algorithm.steps:
         reason = COMPLETED
     elif progress.end_requested is not None:

@@ -98,6 +98,20 @@ async def test_a_module_that_starts_threads_is_not_forked(start_runner: Any, pyt
     assert (await world.run_one()).reward == len("own interpreter: True")
 
 
+async def test_a_client_made_at_import_needs_a_fresh_interpreter(start_runner: Any, python_agents: Any) -> None:
+    """Forked, its module has no key yet, and the reason says what to set; with that it works."""
+    client = {"entrypoint": "bad_agent_with_client:run", "reward": "bad_agents:verifier_counts"}
+    world, _ = await start_runner(
+        {**python_agents("x", env="forked"), **client}, {**python_agents("x", env="fresh", fresh=True), **client}
+    )
+
+    forked = await world.run_one(episode="t1-0-0", env="forked")
+    fresh = await world.run_one(episode="t1-1-0", env="fresh", prompt="hello")
+
+    assert forked.status is EpisodeStatus.NOT_STARTED and "fresh = true" in forked.reason
+    assert fresh.reward == len("echo: hello"), fresh.reason
+
+
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
 async def test_an_agent_sees_its_own_surroundings_only(
     start_runner: Any, python_agents: Any, fresh: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -238,6 +238,13 @@ def test_a_stop_before_any_trainer_came_ends_at_once():
     assert kinds(told(progress, RunStopRequested(run=RUN)))[-1] == "RunEnded"
 
 
+def test_a_stop_with_a_reason_ends_the_run_with_what_failed():
+    """A trainer that cannot load its model stops the run before it ever began a line; everybody can read why."""
+    said = told(Progress(RUN, config()), task("t1"), RunStopRequested(run=RUN, reason="trainer: no such model"))
+
+    assert said[-1] == RunEnded(run=RUN, reason="trainer: no such model", steps=0)
+
+
 def test_a_stop_does_not_wait_for_a_trainer_that_stays_away():
     """It asks for the commit; when the trainer has been gone for long, the run ends without it."""
     progress = Progress(RUN, config())
