@@ -74,8 +74,8 @@ class Scheduler:
         self._fleet = Fleet(settings.gone_seconds)
         self._conductors: dict[str, Conductor] = {}
         self._states: dict[str, RunState] = {}
-        self._to_delete: dict[str, float] = {}
-        """Ended runs and when their queues go away."""
+        self._clearing: set[asyncio.Task[None]] = set()
+        """One per ended run, until its queues are gone."""
         self._woken = asyncio.Event()
         self._said: dict[str, object] = {}
 
@@ -95,9 +95,10 @@ class Scheduler:
             for task in done:
                 task.result()
         finally:
-            keep.cancel()
-            work.cancel()
-            await asyncio.gather(keep, work, return_exceptions=True)
+            helpers = (keep, work, *self._clearing)
+            for task in helpers:
+                task.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
             for conductor in self._conductors.values():
                 await conductor.leave()
             await self._leadership.resign()
@@ -136,7 +137,7 @@ class Scheduler:
         names = set(await self._context.bus.stream_names())
         for run, state in self._states.items():
             if state.phase is RunPhase.ENDED and any(queue_stream(service, run) in names for service in QUEUE_OF):
-                self._to_delete[run] = now + self._settings.queue_grace_seconds
+                self._clear_away(run, None)
             if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING) and journal(run) in names:
                 started = await self._context.speaker.first(RunStarted, run)
                 if started is not None:  # else RunRequested was not acknowledged and comes again
@@ -207,7 +208,6 @@ class Scheduler:
         for assignment in plan.changes:
             await self._book.write(assignment, now)
         await self._publish_states(plan)
-        await self._delete_queues(now)
 
     async def _observe_nodes(self, now: float) -> None:
         entries = await (await self._context.bus.kv(NODES_BUCKET)).entries()
@@ -232,11 +232,10 @@ class Scheduler:
         await conductor.tick(seen)
         ended = conductor.progress.ended
         if ended is not None:
-            await conductor.leave()
             del self._conductors[conductor.run]
             state = self._states[conductor.run]
             await self._set_state(conductor.run, state.model_copy(update={"phase": RunPhase.ENDED, "reason": ended.reason}))
-            self._to_delete[conductor.run] = time.time() + self._settings.queue_grace_seconds
+            self._clear_away(conductor.run, conductor)
             log.info("run.ended", run=conductor.run, reason=ended.reason, steps=ended.steps)
 
     def _nodes(self) -> list[Node]:
@@ -279,13 +278,20 @@ class Scheduler:
         await (await self._context.bus.kv(RUNS_BUCKET)).put(run, pack_record(state))
         self._states[run] = state
 
-    async def _delete_queues(self, now: float) -> None:
-        """Queues of ended runs, once everybody had the time to see the end. The journal stays."""
-        for run in [run for run, due in self._to_delete.items() if due <= now]:
-            for service in QUEUE_OF:
-                await self._context.bus.delete_stream(queue_stream(service, run))
-            del self._to_delete[run]
-            log.info("run.queues_deleted", run=run)
+    def _clear_away(self, run: str, conductor: Conductor | None) -> None:
+        """Delete the queues of an ended run, beside everything else. Killed before that, the next start does it."""
+        task = asyncio.create_task(self._delete_queues(run, conductor))
+        self._clearing.add(task)
+        task.add_done_callback(self._clearing.discard)
+
+    async def _delete_queues(self, run: str, conductor: Conductor | None) -> None:
+        """Once everybody had the time to see the end. The journal stays."""
+        await asyncio.sleep(self._settings.queue_grace_seconds)
+        if conductor is not None:
+            await conductor.leave()
+        for service in QUEUE_OF:
+            await self._context.bus.delete_stream(queue_stream(service, run))
+        log.info("run.queues_deleted", run=run)
 
     def _say_once(self, key: str, event: str, **fields: object) -> None:
         if self._said.get(key) != fields:

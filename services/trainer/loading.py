@@ -34,7 +34,7 @@ def served_dtype(folder: Path, wanted: str) -> torch.dtype:
 
 def load_learner(folder: Path, config: RunConfig, device: torch.device) -> Learner:
     """Read the base model and check that it can be trained in packed rows. Raises BadInput; takes seconds."""
-    transformers.utils.logging.disable_progress_bar()  # a service logs events
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a service logs events
     try:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True

@@ -20,13 +20,18 @@ RETRY_SECONDS = 2.0
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run in a worker thread. Cancelled, it still waits for the thread: nobody computes on behind our back."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    work.add_done_callback(_look)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # looked at: whoever cancelled us does not want to know
         raise
+
+
+def _look(work: asyncio.Future[T]) -> None:
+    """Mark its failure as seen: whoever cancelled us does not want to know, and asyncio would complain."""
+    if not work.cancelled():
+        work.exception()
 
 
 async def patiently(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -78,8 +78,7 @@ def test_each_turn_extends_the_tokens_of_the_turns_before() -> None:
 def test_the_split_depends_on_the_text_alone_and_holds_out_a_fifth() -> None:
     """Whatever the seed, no question is on both sides."""
     sides = [
-        {random_question(random.Random(seed), held_out=held_out).text for seed in range(400)}
-        for held_out in (False, True)
+        {random_question(random.Random(seed), held_out=held_out).text for seed in range(400)} for held_out in (False, True)
     ]
     questions = [question_of(a, op, b) for a in range(10, 100) for b in range(10, 100) for op in "+-*"]
 

@@ -1,6 +1,7 @@
 """What a rollout-worker asks of an engine: sample tokens, and be interrupted at any one of them.
 
-An engine samples; it knows nothing of episodes, calls or the bus. Always true, for every engine (tests/services/engines):
+An engine samples; it knows nothing of episodes, calls or the bus.
+Always true, for every engine (tests/services/engines):
 
 * every sampled token is reported exactly once, in order, with the logprob of the distribution it was drawn from
   (after temperature; before top-p) and the version of the weights that drew it;

@@ -43,9 +43,7 @@ class CausalModel:
         config = AutoConfig.from_pretrained(model_dir)
         kinds = set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
-            raise BadInput(
-                f"{model_dir.name} has layers of the kinds {sorted(kinds)}; this engine serves full attention only."
-            )
+            raise BadInput(f"{model_dir.name} has layers of the kinds {sorted(kinds)}; this engine serves full attention only.")
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
         )
@@ -92,8 +90,7 @@ class CausalModel:
         for name, source in sources.items():
             if source.shape != targets[name].shape:
                 raise BadInput(
-                    f"{name}: expected shape {tuple(targets[name].shape)}, got {tuple(source.shape)}. "
-                    "Nothing was copied."
+                    f"{name}: expected shape {tuple(targets[name].shape)}, got {tuple(source.shape)}. Nothing was copied."
                 )
         for name, source in sources.items():
             targets[name].copy_(source)

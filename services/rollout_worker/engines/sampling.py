@@ -15,9 +15,7 @@ from torch import Tensor
 from services.rollout_worker.engines.base import SamplingParams
 
 
-def draw(
-    logits_BV: Tensor, params_B: Sequence[SamplingParams], uniforms_B: Sequence[float]
-) -> tuple[list[int], list[float]]:
+def draw(logits_BV: Tensor, params_B: Sequence[SamplingParams], uniforms_B: Sequence[float]) -> tuple[list[int], list[float]]:
     """Token ids and logprobs, one per row; ``uniforms_B`` in [0, 1) decides the rows that are not greedy.
 
     Raises FloatingPointError on a row without a finite maximum: broken weights must stop the engine, not sample noise.

@@ -68,7 +68,7 @@ class ScriptedEngine:
             raise EngineError("The engine is already running; stop it first.")
         self._policy = ToyPolicy(self._vocab_size, self._seed)
         self._weights_version = weights_version
-        self._engine_stream = random.Random(self._seed)
+        self._engine_stream = random.Random(self._seed)  # noqa: S311 - sampling, not secrets
         self._slots = asyncio.Semaphore(self._num_slots)
         self._awake = asyncio.Event()
         self._awake.set()

@@ -15,7 +15,7 @@ class ToyPolicy:
     """logits[last token][next token]; rows and columns are the vocabulary."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
-        stream = random.Random(seed)
+        stream = random.Random(seed)  # noqa: S311 - sampling, not secrets
         self.vocab_size = vocab_size
         self._logits = [[stream.gauss(0.0, 1.0) for _ in range(vocab_size)] for _ in range(vocab_size)]
 

@@ -53,7 +53,7 @@ class TransformersEngine:
         self._num_slots = num_slots
         self._max_context_tokens = max_context_tokens
         self._num_threads = num_threads
-        self._engine_stream = random.Random(seed)
+        self._engine_stream = random.Random(seed)  # noqa: S311 - sampling, not secrets
         self._vocab_size = 0
         self._weights_version = 0
         self._thread: EngineThread | None = None

@@ -6,7 +6,6 @@ half-written model with the right one.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -34,7 +33,7 @@ def build_folder(target: Path, write: Callable[[Path], None]) -> Path:
             shutil.rmtree(target)
         fresh.chmod(0o755)
         try:
-            os.replace(fresh, target)
+            fresh.replace(target)
         except OSError:
             # Not empty: somebody else finished first. Only their complete folder excuses the failed rename.
             if not is_model_folder(target):

@@ -52,7 +52,7 @@ def _write(folder: Path, seed: int, warm_start_steps: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _new_model(tokenizer)
-        _warm_start(model, tokenizer, random.Random(seed), warm_start_steps)
+        _warm_start(model, tokenizer, random.Random(seed), warm_start_steps)  # noqa: S311 - training data, not secrets
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -113,9 +113,7 @@ def _batch(
     return ids_BT, labels_BT
 
 
-def _example(
-    tokenizer: PreTrainedTokenizerFast, question: Question, shown: Demonstration
-) -> tuple[list[int], list[int]]:
+def _example(tokenizer: PreTrainedTokenizerFast, question: Question, shown: Demonstration) -> tuple[list[int], list[int]]:
     """Ids and labels of one transcript; labels are -100 wherever the model does not speak."""
     parts = [(f"<|im_start|>user\n{question.text}<|im_end|>\n<|im_start|>assistant\n", False)]
     if shown.expression is not None:

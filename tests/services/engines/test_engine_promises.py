@@ -4,7 +4,7 @@
 |---|---|
 | logprobs after temperature, before top-p; greedy: at temperature 1 | test_logprobs_*, test_greedy_* |
 | stop, length, context, budget | test_a_stop_token_*, test_the_budget_*, test_the_context_* |
-| pause, load, resume: versions exact, nothing sampled while paused | test_pause_*, test_new_weights_*, test_a_request_added_* |
+| pause, load, resume: exact versions, nothing sampled while paused | test_pause_*, test_new_weights_*, ... |
 | no old cache after load_weights | test_a_prompt_repeated_after_* |
 | interrupt, closing, stop lose nothing and free the slot | test_an_interrupt_*, test_a_closed_*, test_stop_* |
 | wrong input is refused and harms nobody | test_*_is_refused |
@@ -250,6 +250,19 @@ async def test_an_interrupt_reports_every_sampled_token_and_the_rest_can_be_samp
     assert partial.logprobs + rest.logprobs == pytest.approx(whole.logprobs, abs=case.tolerance)
 
 
+async def test_an_interrupt_of_one_leaves_its_neighbours_as_they_are(case: Case) -> None:
+    """The first of several running requests ends; the others sample what they would have sampled alone."""
+    whole = await sample(case.engine, max_tokens=100)
+    running = [Running(case, f"r{i}", max_tokens=100) for i in range(SLOTS)]
+    for each in running:
+        await each.first_tokens()
+    await case.engine.interrupt("r0")
+    await asyncio.wait_for(asyncio.gather(*(r.task for r in running)), 20)
+
+    assert joined(running[0].chunks).finish == Finish.INTERRUPTED
+    assert all(joined(r.chunks).ids == whole.ids for r in running[1:])
+
+
 async def test_an_interrupt_reaches_waiting_and_paused_requests_and_ignores_unknown_ones(case: Case) -> None:
     """A request without a slot, or frozen, ends at once; an id that never was changes nothing."""
     await case.engine.pause()
@@ -320,9 +333,7 @@ async def test_stop_interrupts_and_start_serves_again_with_the_weights_of_the_fo
         (PROMPT, {"top_p": 0.0}),
     ],
 )
-async def test_a_request_that_makes_no_sense_is_refused(
-    case: Case, prompt: list[int], changes: dict[str, object]
-) -> None:
+async def test_a_request_that_makes_no_sense_is_refused(case: Case, prompt: list[int], changes: dict[str, object]) -> None:
     """With BadInput, before anything is sampled, and the engine goes on for others."""
     with pytest.raises(BadInput):
         await sample(case.engine, prompt=prompt, **changes)

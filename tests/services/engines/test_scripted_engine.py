@@ -70,9 +70,7 @@ def test_interrupted_and_continued_anywhere_an_answer_is_the_same(
 
 
 @given(last=st.integers(0, 15), temperature=st.floats(0.1, 5.0), uniform=st.floats(0, 1, exclude_max=True))
-def test_the_toy_distribution_sums_to_one_and_draws_a_possible_token(
-    last: int, temperature: float, uniform: float
-) -> None:
+def test_the_toy_distribution_sums_to_one_and_draws_a_possible_token(last: int, temperature: float, uniform: float) -> None:
     """Its logprobs are exact, whatever the temperature."""
     import math
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from scheduler_bench import MACHINE, TRAINER, Bench, until
-from scheduler_world import RUN, document, task
+from scheduler_world import RUN, Agents, config, document, task
 
 from seamlessflow.bus.base import Message
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import (
     BatchReady,
     DeadLetter,
+    EpisodeOpened,
     EvaluationEnded,
     GroupAdmitted,
     GroupDropped,
@@ -24,10 +26,13 @@ from seamlessflow.contracts import (
     RunStarted,
     RunState,
     RunStopRequested,
+    SamplesReady,
+    Service,
     StepTaken,
     TrainerStarted,
+    TrainingEndRequested,
 )
-from seamlessflow.contracts.routes import CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET, journal, queue_stream
+from seamlessflow.contracts.routes import CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET, consumer_name, journal, queue_stream
 from seamlessflow.ledger import Ledger
 
 ROUNDS = {"evaluation": {"before": True, "after": True}}
@@ -186,6 +191,45 @@ async def test_a_stop_ends_in_order_also_when_the_scheduler_dies_with_it(bench: 
     assert (await bench.until_ended()).reason == "stopped"
     assert [e.round for e in await bench.events(RUN, EvaluationEnded)] == ["before"]
     await check_the_history(bench)
+
+
+async def test_the_rest_is_asked_for_only_when_all_its_samples_precede_the_request(bench: Bench):
+    """The trainer's queue brings both in the journal's order, so its last, smaller step misses no group."""
+    await bench.start()
+    await bench.announce()
+    await bench.request()
+    await bench.submit(train=1)
+
+    async def opened() -> bool:
+        return len(await bench.events(RUN, EpisodeOpened)) == 2
+
+    await until(opened)
+    agents = Agents(config(), Random(1))
+    for event in await bench.events(RUN, EpisodeOpened):
+        agents.feed(event)
+    while agents.running:
+        due = [event for event in agents.due() if not isinstance(event, SamplesReady)]
+        await bench.speaker.say_all(due)
+        for event in due:
+            agents.feed(event)
+
+    async def all_heard() -> bool:
+        queue = queue_stream(Service.SCHEDULER, RUN)
+        return await bench.bus.pending(queue, consumer_name(Service.SCHEDULER)) == 0
+
+    await until(all_heard)
+    assert await bench.events(RUN, TrainingEndRequested) == []
+    while due := agents.due():
+        await bench.speaker.say_all(due)
+        for event in due:
+            agents.feed(event)
+
+    async def asked() -> bool:
+        return await bench.events(RUN, TrainingEndRequested) != []
+
+    await until(asked)
+    kinds = [type(event) for event in await bench.events()]
+    assert kinds.count(SamplesReady) == 2 and SamplesReady not in kinds[kinds.index(TrainingEndRequested) :]
 
 
 async def test_two_runs_share_one_machine_one_after_the_other(bench: Bench):

@@ -124,8 +124,9 @@ class World:
         self.epoch = 0
 
     async def open(self) -> World:
-        with suppress(OSError):  # loaded before a trainer is: transformers cannot load in two threads at a time
-            self.model = transformers.AutoModelForCausalLM.from_pretrained(self.document["model"]["name"], dtype=torch.float32)
+        folder = Path(self.document["model"]["name"])
+        if folder.is_dir():  # loaded before a trainer loads it: transformers cannot load in two threads at a time
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for stream in run_streams(RUN):
             await self.bus.ensure_stream(stream)
         for stream in control_streams():
