@@ -47,7 +47,7 @@ class Watchman:
                 with suppress(SeamlessFlowError):  # the journal is away; asked again soon
                     await tenure.sampler.drop_ended()
 
-    def _facts(self, tenure: Tenure) -> dict[str, str | float]:
+    def _facts(self, tenure: Tenure) -> dict[str, str | int | float]:
         assert tenure.sampler is not None and tenure.engine is not None
         num_tokens, now = tenure.sampler.activity.num_tokens, asyncio.get_running_loop().time()
         return {

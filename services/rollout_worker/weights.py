@@ -146,13 +146,14 @@ class WeightsFollower:
                 await self._prefetch()
         ready = await self._read_if_ahead()
         async with self._pausing:
+            loads_at = time.monotonic()
             try:
                 loaded = ready is not None and await self._load(ready)
             finally:
                 await self._or_dead(Step.RESUME, self._engine.wake() if self._is_asleep else self._engine.resume())
                 self._is_frozen = self._is_asleep = False
         if ready is not None and loaded:
-            await self._say_loaded(ready, 0.0, self._num_held())
+            await self._say_loaded(ready, time.monotonic() - loads_at, self._num_held())
 
     async def _follow_once(self) -> None:
         await self._prefetch()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pydantic import Field
-
 from seamlessflow.settings import Settings
 
 
@@ -14,5 +10,3 @@ class TrainerSettings(Settings):
 
     device: str = "auto"
     """Where to compute: ``cpu``, ``cuda``, ``cuda:1``. auto: CUDA where there is one."""
-    models_dir: Path = Field(default_factory=lambda: Path.cwd() / "models")
-    """Base models that are prepared or made on the spot are kept here."""

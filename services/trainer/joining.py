@@ -49,7 +49,7 @@ class Joined:
 
 async def join_run(context: Context, run: str, config: RunConfig, settings: TrainerSettings, epoch: int) -> Joined:
     """Raises BadInput for a model that cannot be trained, Unavailable for one that cannot be had."""
-    folder = await patiently("model.resolve", resolve_model, config.model.name, settings.models_dir)
+    folder = await patiently("model.resolve", resolve_model, config.model.name, settings.model_cache)
     device = pick_device(settings.device)
     learner = await in_thread(load_learner, folder, config, device)
     checkpoints = CheckpointStore(context.store, run, settings.work_dir)

@@ -62,34 +62,46 @@ def checkout_root() -> Path:
     raise ConfigError("the folder 'services' was not found: run this from a checkout of the project, or use --nats URL")
 
 
-def service_children(around: Surroundings) -> list[Child]:
-    """The five services as child processes of this machine; worker and trainer share its one device."""
+def service_children(around: Surroundings, *, slices: int) -> list[Child]:
+    """The services of one machine as child processes.
+
+    The machine is cut into ``slices`` devices with an equal share of its cores: every slice has a rollout-worker, and the last
+    one also has the trainer, so that it lends itself to rollout between steps. One slice: sampling and training take turns.
+    """
+    threads = max(1, (os.cpu_count() or 1) // slices)
+    children = [
+        _child("scheduler", "scheduler", "local-scheduler", around),
+        _child("trajectory-manager", "trajectory-manager", "local-trees", around),
+        _child("agent-runner", "agent-runner", "local-agents", around),
+    ]
+    for index in range(slices):
+        children.append(_child(f"rollout-worker-{index}", "rollout-worker", f"local-{index}", around, threads))
+    children.append(_child("trainer", "trainer", f"local-{slices - 1}", around, threads))
+    return children
+
+
+def default_slices() -> int:
+    """Two where there are two cores: on a CPU two single-threaded processes get more done than one with two threads."""
+    return 2 if (os.cpu_count() or 1) >= 2 else 1
+
+
+def _child(name: str, service: str, node: str, around: Surroundings, threads: int | None = None) -> Child:
     root = checkout_root()
-    nodes = {
-        "scheduler": "local-scheduler",
-        "trajectory-manager": "local-trees",
-        "agent-runner": "local-agents",
-        "rollout-worker": "local",
-        "trainer": "local",
-    }
-    shared = {
+    env = {
+        # Arithmetic threads that spin while they wait steal the cores from the other services of this machine.
+        "OMP_WAIT_POLICY": "passive",
+        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
         **os.environ,
         "SEAMLESSFLOW_NATS_URL": around.nats_url,
         "SEAMLESSFLOW_STORE_URL": around.store_url,
         "SEAMLESSFLOW_WORK_DIR": str(around.work_dir),
+        "SEAMLESSFLOW_NODE": node,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
     }
-    shared.pop("SEAMLESSFLOW_INSTANCE", None)
-    return [
-        Child(
-            name=name,
-            argv=[sys.executable, "-m", f"services.{name.replace('-', '_')}"],
-            env={**shared, "SEAMLESSFLOW_NODE": node},
-            log_path=around.log_dir / f"{name}.log",
-        )
-        for name, node in nodes.items()
-    ]
+    env.pop("SEAMLESSFLOW_INSTANCE", None)
+    argv = [sys.executable, "-m", f"services.{service.replace('-', '_')}"]
+    return Child(name=name, argv=argv, env=env, log_path=around.log_dir / f"{name}.log")
 
 
 class Supervisor:

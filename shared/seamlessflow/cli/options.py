@@ -12,4 +12,8 @@ NatsUrl = Annotated[
 StoreUrl = Annotated[
     str | None, typer.Option("--store", envvar="SEAMLESSFLOW_STORE_URL", help="Any fsspec URL; default: inside the run folder.")
 ]
+Slices = Annotated[
+    int | None,
+    typer.Option(min=1, help="Devices this machine is cut into; the last one also trains. Default: 2, or 1 on one core."),
+]
 RunArgument = Annotated[str, typer.Argument(help="Name of the run, as `train` printed it.")]

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..run_config import RunConfig, load_run_config
 from ..task_sources import Questions, evaluation_tasks, load_questions, training_task
 from .follow import Follower
-from .options import NatsUrl, StoreUrl
+from .options import NatsUrl, Slices, StoreUrl
 from .place import RUNS, Folder
 from .result import finish
 from .up import running_services
@@ -38,6 +38,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Instead of the file's algorithm.steps.")] = None,
     nats: NatsUrl = None,
     store: StoreUrl = None,
+    slices: Slices = None,
 ) -> None:
     """Train the agents of a run file; live progress, then a summary. Ctrl-C ends cleanly and --resume goes on.
 
@@ -53,7 +54,7 @@ def train(
         raise ConfigError(f"run {resume!r} cannot be resumed: there is no {source}")
     overrides: dict[str, Any] = {k: v for k, v in (("seed", seed), ("algorithm.steps", steps)) if v is not None}
     wanted = load_run_config(source, overrides)
-    raise typer.Exit(asyncio.run(_train(run, folder, wanted, source, nats, store, resumed=resume is not None)))
+    raise typer.Exit(asyncio.run(_train(run, folder, wanted, source, nats, store, slices, resumed=resume is not None)))
 
 
 def _prefix(config: Path | None) -> str:
@@ -62,7 +63,7 @@ def _prefix(config: Path | None) -> str:
 
 
 async def _train(
-    run: str, folder: Folder, config: RunConfig, source: Path, nats: str | None, store: str | None, *, resumed: bool
+    run: str, folder: Folder, config: RunConfig, source: Path, nats: str | None, store: str | None, slices: int | None, *, resumed: bool
 ) -> int:
     console = Console()
     began = time.monotonic()
@@ -83,7 +84,7 @@ async def _train(
             await _drive(client, run, config, questions, follower, interrupted, resumed=resumed)
             return await finish(client, run, config, questions, follower, folder, began, interrupted=interrupted.is_set())
     async with (
-        running_services(folder, nats_url=None, store_url=store, port=None, on_event=follower.note) as address,
+        running_services(folder, nats_url=None, store_url=store, port=None, slices=slices, on_event=follower.note) as address,
         Client.open(address.nats_url, address.store_url) as client,
     ):
         await _drive(client, run, config, questions, follower, interrupted, resumed=resumed)

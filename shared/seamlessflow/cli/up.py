@@ -15,8 +15,8 @@ from rich.console import Console
 
 from ..bus.server import EmbeddedServer
 from ..errors import ConfigError
-from ..supervisor import Supervisor, Surroundings, keep_server, service_children
-from .options import NatsUrl, StoreUrl
+from ..supervisor import Supervisor, Surroundings, default_slices, keep_server, service_children
+from .options import NatsUrl, Slices, StoreUrl
 from .place import RUNS, Address, Folder
 
 
@@ -27,6 +27,7 @@ async def running_services(
     nats_url: str | None,
     store_url: str | None,
     port: int | None,
+    slices: int | None,
     on_event: Callable[[str, str], None],
 ) -> AsyncIterator[Address]:
     """Everything up on entry, everything down in order on exit (services first, then the server)."""
@@ -37,7 +38,7 @@ async def running_services(
     folder.announce(address)
     keeper = None if server is None else asyncio.create_task(keep_server(server, on_event))
     around = Surroundings(address.nats_url, address.store_url, folder.work.resolve(), folder.logs)
-    supervisor = Supervisor(service_children(around), on_event)
+    supervisor = Supervisor(service_children(around, slices=slices or default_slices()), on_event)
     supervisor.start()
     try:
         yield address
@@ -56,12 +57,13 @@ def up(
     nats: NatsUrl = None,
     store: StoreUrl = None,
     port: Annotated[int | None, typer.Option(help="Port of the embedded nats-server; default: a free one.")] = None,
+    slices: Slices = None,
 ) -> None:
     """Start nats-server and all five services here; whatever dies is restarted. Ctrl-C ends them in order."""
-    asyncio.run(_up(Folder(folder), nats, store, port))
+    asyncio.run(_up(Folder(folder), nats, store, port, slices))
 
 
-async def _up(folder: Folder, nats: str | None, store: str | None, port: int | None) -> None:
+async def _up(folder: Folder, nats: str | None, store: str | None, port: int | None, slices: int | None) -> None:
     console = Console()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -71,7 +73,7 @@ async def _up(folder: Folder, nats: str | None, store: str | None, port: int | N
     def on_event(name: str, what: str) -> None:
         console.print(f"[yellow]{name}[/] {what}")
 
-    async with running_services(folder, nats_url=nats, store_url=store, port=port, on_event=on_event) as address:
+    async with running_services(folder, nats_url=nats, store_url=store, port=port, slices=slices, on_event=on_event) as address:
         console.print(f"nats-server  {address.nats_url}\nstore        {address.store_url}\nlogs         {folder.logs}/*.log")
         console.print("Five services are up. Publish a run with: seamlessflow train CONFIG --nats " + address.nats_url)
         follow = asyncio.create_task(_follow_logs(folder.logs, console))

@@ -58,7 +58,7 @@ class NodeStatus(Record):
     pid: int
     state: str = ""
     """For people: what it does now, or waits for."""
-    facts: dict[str, str | float] = {}
+    facts: dict[str, str | int | float] = {}
 
 
 class Lease(Record):

@@ -127,6 +127,6 @@ class WeightsLoaded(Event):
     fetch_seconds: float
     """While sampling went on."""
     pause_seconds: float
-    """While nothing was sampled."""
+    """While nothing was sampled because of it. What a device was lent to training is not part of it: see the roles."""
     num_frozen: int
     """Generations that were held over the change."""

@@ -150,7 +150,7 @@ class World:
         """A trainer process; SIGTERM at the end of the block, unless it died."""
         bus = DyingBus(self.server, dies_at, after_storing)
         settings = TrainerSettings(
-            store_url=self.store.url, node=NODE, work_dir=self.folder / "work", models_dir=self.folder, device="cpu"
+            store_url=self.store.url, node=NODE, work_dir=self.folder / "work", model_cache=self.folder, device="cpu"
         )
         context = make_context(Service.TRAINER, settings, bus, capabilities=("train",))
         task = asyncio.create_task(Trainer(context, settings).run())
