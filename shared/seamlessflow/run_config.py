@@ -42,8 +42,9 @@ class ModelSection(Section):
 class TasksSection(Section):
     """Where tasks come from. Leave out to publish them to the queue yourself (``seamlessflow submit``)."""
 
-    source: Literal["reasoning_gym", "queue"] = "reasoning_gym"
-    """reasoning_gym: made from a procedural data set. queue: only what users publish."""
+    source: str = "reasoning_gym"
+    """``reasoning_gym``: made from a procedural data set. ``module:function``: ``function(num_questions, seed, **options)``
+    gives mappings with at least ``question`` and ``answer``. ``queue``: only what users publish."""
     dataset: str = "chain_sum"
     """Name of the reasoning-gym data set."""
     options: dict[str, Any] = {}
@@ -56,6 +57,13 @@ class TasksSection(Section):
     """Evaluate at most this many held-out questions. None: all."""
     question_template: str = "{question}"
     """The prompt; ``{question}`` is the data set's question."""
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, source: str) -> str:
+        if source not in ("reasoning_gym", "queue") and ":" not in source:
+            raise ValueError("must be reasoning_gym, queue, or module:function")
+        return source
 
 
 class AgentSection(Section):

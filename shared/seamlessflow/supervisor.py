@@ -96,7 +96,7 @@ def _child(name: str, service: str, node: str, around: Surroundings, threads: in
         "SEAMLESSFLOW_STORE_URL": around.store_url,
         "SEAMLESSFLOW_WORK_DIR": str(around.work_dir),
         "SEAMLESSFLOW_NODE": node,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
     }
     env.pop("SEAMLESSFLOW_INSTANCE", None)

@@ -7,6 +7,7 @@ themselves, and a question that is held out stays held out in every run.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import random
 from dataclasses import dataclass
@@ -47,16 +48,11 @@ def split_questions(questions: list[Question], percent: int, max_held_out: int |
 
 
 def load_questions(section: TasksSection, seed: int) -> Questions:
-    """Generate a reasoning-gym data set. Raises ConfigError for a name or option it does not know."""
-    import reasoning_gym
-
-    try:
-        dataset = reasoning_gym.create_dataset(section.dataset, size=section.num_questions, seed=seed, **section.options)
-        entries = [dataset[index] for index in range(section.num_questions)]
-    except Exception as wrong:  # the library raises many kinds for a wrong name, option or value
-        raise ConfigError(f"tasks: reasoning-gym cannot make {section.dataset!r} with {section.options}: {wrong}") from wrong
+    """All questions a run file asks for, split; none for ``queue``. Raises ConfigError that says what cannot be made."""
+    if section.source == "queue":
+        return Questions((), ())
     made = []
-    for entry in entries:
+    for entry in (_reasoning_gym if section.source == "reasoning_gym" else _own_source)(section, seed):
         plain = json.loads(json.dumps(entry, default=str))
         text = section.question_template.format(question=entry["question"])
         made.append(Question(text, {"dataset": section.dataset, "entry": plain}))
@@ -64,6 +60,24 @@ def load_questions(section: TasksSection, seed: int) -> Questions:
     if not split.training:
         raise ConfigError(f"tasks: no training question is left of {len(made)}; lower held_out_percent or raise num_questions")
     return split
+
+
+def _reasoning_gym(section: TasksSection, seed: int) -> list[Any]:
+    import reasoning_gym
+
+    try:
+        dataset = reasoning_gym.create_dataset(section.dataset, size=section.num_questions, seed=seed, **section.options)
+        return [dataset[index] for index in range(section.num_questions)]
+    except Exception as wrong:  # the library raises many kinds for a wrong name, option or value
+        raise ConfigError(f"tasks: reasoning-gym cannot make {section.dataset!r} with {section.options}: {wrong}") from wrong
+
+
+def _own_source(section: TasksSection, seed: int) -> list[Any]:
+    module, _, function = section.source.partition(":")
+    try:
+        return list(getattr(importlib.import_module(module), function)(section.num_questions, seed, **section.options))
+    except Exception as wrong:  # the user's own code
+        raise ConfigError(f"tasks.source: {section.source} failed with {type(wrong).__name__}: {wrong}") from wrong
 
 
 def evaluation_tasks(run: str, config: RunConfig, questions: Questions) -> list[TaskSubmitted]:

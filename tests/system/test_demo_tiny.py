@@ -23,7 +23,7 @@ def test_an_agent_learns_and_everything_adds_up(train, seamlessflow):
     assert before <= 0.5
     assert after >= 0.8  # the README's figure is the mean of three seeds; one seed may fall a little short of it
     assert after - before >= 0.35
-    assert summary["tasks"] == {"training": 160, "held_out": 40}
+    assert summary["tasks"]["held_out"] == 60
     tokens = summary["ledger"]["tokens"]
     assert tokens["in_flight"] == 0
     assert tokens["trained"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -28,6 +29,7 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Entry point: deliberate errors are one clear message and exit code 2, never a traceback."""
+    sys.path.insert(0, str(Path.cwd()))  # run files name people's own modules, as `python -m` would find them
     try:
         app()
     except SeamlessFlowError as wrong:

@@ -67,7 +67,7 @@ async def _train(
 ) -> int:
     console = Console()
     began = time.monotonic()
-    questions = load_questions(config.tasks, config.seed) if config.tasks.source == "reasoning_gym" else Questions((), ())
+    questions = load_questions(config.tasks, config.seed)
     prepare_model(config.model.name, console)
     _check_store(store or folder.store_url)
     folder.path.mkdir(parents=True, exist_ok=True)

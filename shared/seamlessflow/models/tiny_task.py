@@ -6,12 +6,13 @@ so that no seed can mix the two.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import dataclass
 
+from seamlessflow.task_sources import is_held_out
+
 OPERATORS = "+-*"
-HELD_OUT_PER_256 = 51
+HELD_OUT_PERCENT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Question:
     @property
     def is_held_out(self) -> bool:
         """Never train on it. Depends on the text alone."""
-        return hashlib.sha256(self.text.encode()).digest()[0] < HELD_OUT_PER_256
+        return is_held_out(self.text, HELD_OUT_PERCENT)
 
 
 def question_of(left: int, operator: str, right: int) -> Question:
