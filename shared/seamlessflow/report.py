@@ -12,8 +12,9 @@ from .run_view import RunView
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#1b1f24}
-h1{margin-bottom:.1em} table{border-collapse:collapse;margin:1em 0} td,th{padding:.25em .9em;border-bottom:1px solid #d8dee4;text-align:right}
-td:first-child,th:first-child{text-align:left} .lead{font-size:1.25em} figure{margin:1.5em 0} figcaption{color:#57606a} svg{max-width:100%;height:auto}
+h1{margin-bottom:.1em} .lead{font-size:1.25em} table{border-collapse:collapse;margin:1em 0}
+td,th{padding:.25em .9em;border-bottom:1px solid #d8dee4;text-align:right} td:first-child,th:first-child{text-align:left}
+figure{margin:1.5em 0} figcaption{color:#57606a} svg{max-width:100%;height:auto}
 """
 _ROLE_COLOURS = {"rollout": "#2f81f7", "train": "#fb8f44", "idle": "#d0d7de", "serve": "#8ddb8c"}
 
@@ -26,9 +27,15 @@ def write_report(path: Path, view: RunView, ledger: Ledger, summary: dict[str, A
         ("Age of trained tokens, in optimiser steps", _staleness(view)),
         ("Trainer against engine: mean absolute logprob gap at equal weights, and gradient norm", _health(view)),
     ]
-    body = [f"<h1>{html.escape(summary['run'])}</h1>", f"<p class=lead>{html.escape(headline(summary))}</p>", _tables(summary, ledger)]
+    body = [
+        f"<h1>{html.escape(summary['run'])}</h1>",
+        f"<p class=lead>{html.escape(headline(summary))}</p>",
+        _tables(summary, ledger),
+    ]
     body += [f"<figure>{svg}<figcaption>{html.escape(title)}</figcaption></figure>" for title, svg in figures if svg]
-    page = f"<!doctype html><meta charset=utf-8><title>{html.escape(summary['run'])}</title><style>{_STYLE}</style>{''.join(body)}"
+    page = (
+        f"<!doctype html><meta charset=utf-8><title>{html.escape(summary['run'])}</title><style>{_STYLE}</style>{''.join(body)}"
+    )
     path.write_text(page)
 
 
@@ -42,10 +49,12 @@ def headline(summary: dict[str, Any]) -> str:
 
 def _tables(summary: dict[str, Any], ledger: Ledger) -> str:
     rows = "".join(
-        f"<tr><td>{html.escape(column)}</td><td>{episodes:,}</td><td>{tokens:,}</td></tr>" for column, episodes, tokens in ledger.rows()
+        f"<tr><td>{html.escape(column)}</td><td>{episodes:,}</td><td>{tokens:,}</td></tr>"
+        for column, episodes, tokens in ledger.rows()
     )
     seconds = "".join(f"<tr><td>{html.escape(k)}</td><td>{v:.1f} s</td></tr>" for k, v in summary["wall_seconds"].items())
-    return f"<table><tr><th>ledger</th><th>episodes</th><th>tokens</th></tr>{rows}</table><table><tr><th>phase</th><th></th></tr>{seconds}</table>"
+    phases = f"<table><tr><th>phase</th><th></th></tr>{seconds}</table>"
+    return f"<table><tr><th>ledger</th><th>episodes</th><th>tokens</th></tr>{rows}</table>{phases}"
 
 
 def _axes(height: float = 2.8) -> tuple[Any, Any]:

@@ -29,7 +29,12 @@ def summarize(
             "milliseconds_total": round(1000 * sum(s for _, s in view.pauses), 1),
             "milliseconds_max": round(1000 * max((s for _, s in view.pauses), default=0.0), 1),
         },
-        "weights": {"versions": len(view.version_steps), "last": view.weights_version, "path": view.weights_path, "model": model_dir},
+        "weights": {
+            "versions": len(view.version_steps),
+            "last": view.weights_version,
+            "path": view.weights_path,
+            "model": model_dir,
+        },
         "staleness": {str(age): count for age, count in sorted(view.staleness.items())},
         "groups": {"admitted": view.groups_admitted, "dropped": dict(view.groups_dropped)},
         "episodes_by_status": dict(view.statuses),

@@ -84,9 +84,7 @@ def evaluation_tasks(run: str, config: RunConfig, questions: Questions) -> list[
     """Every held-out question for every agent, for each round the run wants."""
     rounds = [name for name, wanted in (("before", config.evaluation.before), ("after", config.evaluation.after)) if wanted]
     return [
-        TaskSubmitted(
-            run=run, task=f"{name}-{env}-{index}", env=env, prompt=question.text, data=question.data, evaluation=name
-        )
+        TaskSubmitted(run=run, task=f"{name}-{env}-{index}", env=env, prompt=question.text, data=question.data, evaluation=name)
         for name in rounds
         for index, question in enumerate(questions.held_out)
         for env in config.envs

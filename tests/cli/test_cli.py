@@ -13,7 +13,8 @@ from seamlessflow.bus.server import EmbeddedServer, free_port
 def command(*arguments, cwd, env=None):
     return subprocess.run(
         [sys.executable, "-c", "from seamlessflow.cli import main; main()", *arguments],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})}, capture_output=True, text=True, timeout=60,
+        cwd=cwd, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
@@ -60,7 +61,9 @@ def test_a_config_typo_is_named(tmp_path):
 def test_a_model_that_does_not_exist_is_said_before_anything_starts(tmp_path):
     """No service and no server is started for it."""
     file = tmp_path / "run.toml"
-    file.write_text('[model]\nname = "no/such-model-anywhere"\n[[agents]]\nenv = "a"\nentrypoint = "m:f"\n[algorithm]\nsteps = 3\n')
+    file.write_text(
+        '[model]\nname = "no/such-model-anywhere"\n[[agents]]\nenv = "a"\nentrypoint = "m:f"\n[algorithm]\nsteps = 3\n'
+    )
     failed = command("train", str(file), cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"})
 
     assert failed.returncode == 2

@@ -35,7 +35,11 @@ class Training:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             ours = int(status[1]) == self.process.pid
-            named = words[0].endswith("nats-server") if service == "nats-server" else f"services.{service.replace('-', '_')}" in words
+            named = (
+                words[0].endswith("nats-server")
+                if service == "nats-server"
+                else f"services.{service.replace('-', '_')}" in words
+            )
             if ours and named:
                 return int(entry.name)
         return None
@@ -71,9 +75,10 @@ def train(tmp_path):
 
     def start(config: Path, name: str, *arguments: str) -> Training:
         output = tmp_path / f"{name}-{len(started)}.out"
+        new = [] if "--resume" in arguments else [str(config), "--name", name]
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "seamlessflow.cli", "train", *([] if "--resume" in arguments else [str(config), "--name", name]), *arguments],
+                [sys.executable, "-m", "seamlessflow.cli", "train", *new, *arguments],
                 cwd=tmp_path, env=environment(), stdout=file, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
         started.append(Training(process, tmp_path / "runs" / name, output))

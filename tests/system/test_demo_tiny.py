@@ -10,6 +10,11 @@ from .conftest import ROOT, environment
 
 pytestmark = pytest.mark.system
 
+LOAD = """
+import sys, transformers
+transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+"""
 TINY = ROOT / "deploy" / "demo" / "tiny.toml"
 
 
@@ -35,5 +40,5 @@ def test_an_agent_learns_and_everything_adds_up(train, seamlessflow):
     assert (training.folder / "report.html").stat().st_size > 10_000
     steps = [json.loads(line) for line in (training.folder / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == summary["steps"]
-    loads = "import sys, transformers as t; t.AutoModelForCausalLM.from_pretrained(sys.argv[1]); t.AutoTokenizer.from_pretrained(sys.argv[1])"
-    assert subprocess.run([sys.executable, "-c", loads, str(training.folder / "model")], env=environment(), check=False).returncode == 0
+    loaded = subprocess.run([sys.executable, "-c", LOAD, str(training.folder / "model")], env=environment(), check=False)
+    assert loaded.returncode == 0

@@ -34,7 +34,10 @@ def doctor(nats: NatsUrl = None, store: StoreUrl = None) -> None:
     """Check Python, packages, disk, the nats-server and the store. Exit code 1 when something is missing."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("python", _python),
-        *[(f"packages of {service}", lambda names=names, service=service: _packages(service, names)) for service, names in PACKAGES.items()],  # type: ignore[misc]
+        *[
+            (f"packages of {service}", lambda names=names, service=service: _packages(service, names))
+            for service, names in PACKAGES.items()
+        ],  # type: ignore[misc]
         ("checkout", lambda: str(checkout_root())),
         ("nats-server", lambda: asyncio.run(_server(nats))),
         ("store", lambda: _store(store)),

@@ -96,7 +96,8 @@ class Follower:
         head = Table.grid(padding=(0, 2))
         head.add_row("step", f"{view.step}/{self._config.algorithm.steps}", "reward", curve or "-", "elapsed", self._elapsed())
         head.add_row(
-            "episodes", f"{view.running_episodes} running", "tokens", f"{view.sampled_tokens:,} ({view.tokens_per_second():.0f}/s)",
+            "episodes", f"{view.running_episodes} running",
+            "tokens", f"{view.sampled_tokens:,} ({view.tokens_per_second():.0f}/s)",
             "pauses", f"{len(view.pauses)} ({1000 * sum(s for _, s in view.pauses):.0f} ms)",
         )  # fmt: skip
         ages = ", ".join(f"{age}: {n:,}" for age, n in sorted(view.staleness.items()))

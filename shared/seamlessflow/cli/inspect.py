@@ -38,7 +38,9 @@ def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> No
     view = asyncio.run(look())
     console = Console()
     state = f"ended ({view.ended.reason})" if view.ended else "running"
-    console.print(f"[bold]{run}[/] {state}; step {view.step} ({view.committed_step} committed), {view.sampled_tokens:,} tokens sampled")
+    console.print(
+        f"[bold]{run}[/] {state}; step {view.step} ({view.committed_step} committed), {view.sampled_tokens:,} tokens sampled"
+    )
     for name, event in view.evaluations.items():
         scores = ", ".join(f"{env} {score:.3f}" for env, score in event.mean_reward.items())
         console.print(f"evaluation {name}: {scores} over {event.num_episodes} episodes ({event.num_failed} failed)")
@@ -88,7 +90,11 @@ def nodes(nats: NatsUrl = None) -> None:
             table.add_column(name)
         async with Client.open(any_address(nats)) as client:
             for seen, lease in await client.nodes():
-                held = (lease.role.value, lease.run or "", str(lease.epoch), seen.state, lease.reason) if lease else ("", "", "", seen.state, "")
+                held = (
+                    (lease.role.value, lease.run or "", str(lease.epoch), seen.state, lease.reason)
+                    if lease
+                    else ("", "", "", seen.state, "")
+                )
                 table.add_row(seen.node, seen.service, " ".join(seen.capabilities), *held)
         return table
 

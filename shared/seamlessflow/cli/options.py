@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 NatsUrl = Annotated[
-    str | None, typer.Option("--nats", envvar="SEAMLESSFLOW_NATS_URL", help="A nats-server with JetStream; default: the run's own.")
+    str | None,
+    typer.Option("--nats", envvar="SEAMLESSFLOW_NATS_URL", help="A nats-server with JetStream; default: the run's own."),
 ]
 StoreUrl = Annotated[
     str | None, typer.Option("--store", envvar="SEAMLESSFLOW_STORE_URL", help="Any fsspec URL; default: inside the run folder.")

@@ -83,7 +83,8 @@ async def reach(run: str, nats_url: str | None, store_url: str | None) -> AsyncI
         return
     if not folder.server.is_dir():
         raise ConfigError(
-            f"run {run!r}: there is no folder {folder.path} here and no --nats URL was given; runs here: {', '.join(known()) or 'none'}"
+            f"run {run!r}: there is no folder {folder.path} here and no --nats URL was given; "
+            f"runs here: {', '.join(known()) or 'none'}"
         )
     server = EmbeddedServer(folder.server).start()
     try:

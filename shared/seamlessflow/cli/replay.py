@@ -39,7 +39,17 @@ def replay(
     store = store or (address.store_url if address else folder.store_url)
     try:
         # A process of its own: the service's code is not part of the installed library, and the run goes on beside it.
-        argv = [sys.executable, "-m", f"services.{service.replace('-', '_')}.replay", "--nats", nats, "--store", store, "--run", run]
+        argv = [
+            sys.executable,
+            "-m",
+            f"services.{service.replace('-', '_')}.replay",
+            "--nats",
+            nats,
+            "--store",
+            store,
+            "--run",
+            run,
+        ]
         done = subprocess.run(argv, cwd=checkout_root(), check=False)
     finally:
         if server is not None:

@@ -39,16 +39,16 @@ async def finish(
     found = follower.ledger.ledger()
     model_dir = await asyncio.to_thread(_export_model, client.store, run, view.weights_path, folder)
     counts = {"training": len(questions.training), "held_out": len(questions.held_out)}
-    summary = summarize(
-        run, config, view, found, counts=counts, wall_seconds=time.monotonic() - began, model_dir=model_dir
-    )
+    summary = summarize(run, config, view, found, counts=counts, wall_seconds=time.monotonic() - began, model_dir=model_dir)
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
     await asyncio.to_thread(write_report, folder.path / "report.html", view, found, summary)
     _print(console, summary, found, folder)
     if interrupted and view.ended is None:
         console.print(f"[yellow]stopped before its end[/]; go on with: seamlessflow train --resume {run}")
         return 130
-    return 0 if found.balanced and view.ended is not None and view.ended.reason in ("completed", "tasks_ended", "stopped") else 1
+    return (
+        0 if found.balanced and view.ended is not None and view.ended.reason in ("completed", "tasks_ended", "stopped") else 1
+    )
 
 
 def _export_model(store: Store, run: str, weights_path: str, folder: Folder) -> str:
@@ -70,7 +70,10 @@ def _print(console: Console, summary: dict[str, Any], found: Ledger, folder: Fol
     table.add_row("of which training steps", f"{summary['train_seconds']:.1f} s")
     table.add_row("tokens per second", f"{summary['tokens_per_second']:.1f}")
     pauses = summary["pauses"]
-    table.add_row("weight pauses", f"{pauses['count']} ({pauses['milliseconds_total']:.0f} ms in all, longest {pauses['milliseconds_max']:.0f} ms)")
+    table.add_row(
+        "weight pauses",
+        f"{pauses['count']} ({pauses['milliseconds_total']:.0f} ms in all, longest {pauses['milliseconds_max']:.0f} ms)",
+    )
     table.add_row("staleness of trained tokens", ", ".join(f"{age}: {n:,}" for age, n in summary["staleness"].items()) or "-")
     table.add_row("episodes", ", ".join(f"{n} {status}" for status, n in summary["episodes_by_status"].items()))
     if summary["dead_letters"]:

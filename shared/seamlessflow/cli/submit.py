@@ -27,7 +27,10 @@ def submit(
     """Publish tasks to a run's queue. A wrong line is reported with its number; nothing is published unless all are right."""
     tasks = read_tasks(file, run)
     new = asyncio.run(_submit(run, tasks, nats, store, end))
-    print(f"{new} of {len(tasks)} tasks published to {run}" + (f", {len(tasks) - new} were there already" if new < len(tasks) else ""))
+    print(
+        f"{new} of {len(tasks)} tasks published to {run}"
+        + (f", {len(tasks) - new} were there already" if new < len(tasks) else "")
+    )
 
 
 def read_tasks(file: Path, run: str) -> list[TaskSubmitted]:
@@ -42,7 +45,11 @@ def read_tasks(file: Path, run: str) -> list[TaskSubmitted]:
             fields: dict[str, Any] = json.loads(line)
             tasks.append(TaskSubmitted.model_validate({**fields, "run": run}))
         except (ValueError, ValidationError, TypeError) as wrong:
-            reason = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong.errors()) if isinstance(wrong, ValidationError) else str(wrong)
+            reason = (
+                "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong.errors())
+                if isinstance(wrong, ValidationError)
+                else str(wrong)
+            )
             problems.append(f"  line {number}: {reason}")
     if problems:
         raise ConfigError(f"{file}: nothing was published:\n" + "\n".join(problems))

@@ -63,7 +63,15 @@ def _prefix(config: Path | None) -> str:
 
 
 async def _train(
-    run: str, folder: Folder, config: RunConfig, source: Path, nats: str | None, store: str | None, slices: int | None, *, resumed: bool
+    run: str,
+    folder: Folder,
+    config: RunConfig,
+    source: Path,
+    nats: str | None,
+    store: str | None,
+    slices: int | None,
+    *,
+    resumed: bool,
 ) -> int:
     console = Console()
     began = time.monotonic()
@@ -73,7 +81,10 @@ async def _train(
     folder.path.mkdir(parents=True, exist_ok=True)
     if not resumed:
         _keep_config(folder, config)
-    console.print(f"run [bold]{run}[/] in {folder.path}/ ({len(questions.training)} training and {len(questions.held_out)} held-out questions)")
+    console.print(
+        f"run [bold]{run}[/] in {folder.path}/ "
+        f"({len(questions.training)} training and {len(questions.held_out)} held-out questions)"
+    )
     follower = Follower(run, config, folder, console)
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -136,7 +147,7 @@ async def _feed(client: Client, run: str, config: RunConfig, questions: Question
 
 
 def prepare_model(name: str, console: Console) -> None:
-    """Have the model here before anything starts, so that a wrong name is said at once. A process of its own: it loads torch."""
+    """Have the model here before anything starts, so that a wrong name is said at once. In a process of its own: torch."""
     with console.status(f"preparing model {name}"):
         done = subprocess.run([sys.executable, "-m", "seamlessflow.models", name], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -157,5 +168,3 @@ def to_toml(document: dict[str, Any]) -> str:
     import tomli_w
 
     return tomli_w.dumps(document)
-
-

@@ -53,7 +53,8 @@ async def running_services(
 
 
 def up(
-    folder: Annotated[Path, typer.Option(help="Where server, store and logs live; used again at the next start.")] = RUNS / "up",
+    folder: Annotated[Path, typer.Option(help="Where server, store and logs live; used again at the next start.")] = RUNS
+    / "up",
     nats: NatsUrl = None,
     store: StoreUrl = None,
     port: Annotated[int | None, typer.Option(help="Port of the embedded nats-server; default: a free one.")] = None,
@@ -84,14 +85,22 @@ async def _up(folder: Folder, nats: str | None, store: str | None, port: int | N
 
 async def _follow_logs(logs: Path, console: Console) -> None:
     """One view over all services' logs: new lines, each with its service's name."""
-    positions = {path: path.stat().st_size for path in logs.glob("*.log")} if logs.is_dir() else {}
+    positions = {path: path.stat().st_size for path in _log_files(logs)}
     while True:
-        for path in sorted(logs.glob("*.log")):
-            with path.open("rb") as file:
-                file.seek(positions.get(path, 0))
-                fresh = file.read()
-            whole, newline, _ = fresh.rpartition(b"\n")
-            positions[path] = positions.get(path, 0) + len(whole) + len(newline)
-            for line in whole.decode(errors="replace").splitlines():
+        for path in _log_files(logs):
+            lines, positions[path] = _new_lines(path, positions.get(path, 0))
+            for line in lines:
                 console.print(f"{path.stem:>18} | {line}", markup=False, highlight=False, soft_wrap=True)
         await asyncio.sleep(0.3)
+
+
+def _log_files(logs: Path) -> list[Path]:
+    return sorted(logs.glob("*.log")) if logs.is_dir() else []
+
+
+def _new_lines(path: Path, position: int) -> tuple[list[str], int]:
+    """Whole lines after a position, and the position after them."""
+    with path.open("rb") as file:
+        file.seek(position)
+        whole, newline, _ = file.read().rpartition(b"\n")
+    return whole.decode(errors="replace").splitlines(), position + len(whole) + len(newline)

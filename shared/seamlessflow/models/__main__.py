@@ -1,4 +1,4 @@
-"""``python -m seamlessflow.models NAME``: have a model on this machine, print its folder. Exit code 2 with the reason if not."""
+"""``python -m seamlessflow.models NAME``: have a model on this machine and print its folder; exit code 2 if it cannot be."""
 
 from __future__ import annotations
 
