@@ -1,17 +1,21 @@
-"""Making the engine a run asks for. Only what is built is imported: torch for transformers, nothing for scripted."""
+"""Making the engine a run asks for. Only what is built is imported: torch for a real model, nothing for scripted."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seamlessflow.errors import BadInput
 from seamlessflow.run_config import RunConfig
 
 from .config import WorkerSettings
 from .engines.base import Engine
+
+if TYPE_CHECKING:
+    from .engines.continuous import ContinuousBatchingEngine
+    from .engines.transformers_engine import TransformersEngine
 
 LARGEST_TOY_VOCABULARY = 1024
 """The scripted engine keeps a square table of its vocabulary in plain Python."""
@@ -29,15 +33,23 @@ def build_engine(config: RunConfig, settings: WorkerSettings, folder: Path) -> E
         return ScriptedEngine(
             vocab_size=_toy_vocab_size(folder), seed=config.seed, num_slots=num_slots, max_context_tokens=max_context_tokens
         )
-    from .engines.transformers_engine import TransformersEngine
-
-    return TransformersEngine(
+    return _with_model(config.model.engine)(
         dtype=dtype_of(config, folder),
         num_slots=num_slots,
         max_context_tokens=max_context_tokens,
         num_threads=settings.torch_threads,
         seed=config.seed,
     )
+
+
+def _with_model(name: str) -> type[TransformersEngine | ContinuousBatchingEngine]:
+    if name == "continuous_batching":
+        from .engines.continuous import ContinuousBatchingEngine
+
+        return ContinuousBatchingEngine
+    from .engines.transformers_engine import TransformersEngine
+
+    return TransformersEngine
 
 
 def dtype_of(config: RunConfig, folder: Path) -> str:

@@ -20,13 +20,23 @@ from .contracts import (
     Event,
     NodeStatus,
     RunRequested,
+    RunState,
     RunStopRequested,
     Service,
     TasksEnded,
     TaskSubmitted,
 )
 from .contracts.fleet import Lease
-from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, control_streams, inbox_prefix, journal, subject_of
+from .contracts.routes import (
+    CONTROL_STREAM,
+    LEASES_BUCKET,
+    NODES_BUCKET,
+    RUNS_BUCKET,
+    control_streams,
+    inbox_prefix,
+    journal,
+    subject_of,
+)
 from .errors import MalformedMessage
 from .run_config import RunConfig
 from .runtime.speaker import Speaker
@@ -88,6 +98,11 @@ class Client:
                 yield record, await self._speaker.open(record)
             except MalformedMessage:
                 continue  # its reader has dead-lettered it; the dead letter is an event of its own
+
+    async def run_state(self, run: str) -> RunState | None:
+        """Where the scheduler has got with a run; None while it has not seen the request."""
+        entry = await (await self.bus.kv(RUNS_BUCKET)).get(run)
+        return None if entry is None else unpack_record(RunState, entry.value)
 
     async def nodes(self) -> list[tuple[NodeStatus, Lease | None]]:
         """Who is there now, and what each node may do."""

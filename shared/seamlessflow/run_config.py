@@ -31,8 +31,10 @@ class ModelSection(Section):
 
     name: str
     """``smollm2-135m-instruct`` (prepared from a package), ``tiny-calculator`` (made on the spot), a folder, or a hub id."""
-    engine: Literal["transformers", "scripted"] = "transformers"
-    """What samples: transformers' continuous batching, or the scripted engine of the tests."""
+    engine: Literal["transformers", "continuous_batching", "scripted"] = "transformers"
+    """What samples. transformers: our own loop over a transformers model, the faster one on a CPU. continuous_batching:
+    transformers' own scheduler and paged cache; keeps the same promises, useful to check the other against. scripted:
+    no model, for tests."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Served precision. auto: the model's own."""
     max_context_tokens: PositiveInt = 2048

@@ -49,6 +49,11 @@ class CausalModel:
         )
         return cls(model)
 
+    @property
+    def module(self) -> Any:
+        """The transformers model itself, for an engine that brings its own cache."""
+        return self._model
+
     def make_cache(self, *, num_rows: int, max_tokens: int) -> RowCache:
         """An empty cache that fits this model."""
         return RowCache(

@@ -37,7 +37,7 @@ def doctor(nats: NatsUrl = None, store: StoreUrl = None) -> None:
         *[
             (f"packages of {service}", lambda names=names, service=service: _packages(service, names))
             for service, names in PACKAGES.items()
-        ],  # type: ignore[misc]
+        ],
         ("checkout", lambda: str(checkout_root())),
         ("nats-server", lambda: asyncio.run(_server(nats))),
         ("store", lambda: _store(store)),

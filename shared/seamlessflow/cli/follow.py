@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..client import Client
-from ..contracts import EvaluationEnded, Event, RunEnded, StepTaken
+from ..contracts import EvaluationEnded, Event, RunEnded, RunPhase, StepTaken
+from ..errors import ConfigError
 from ..ledger import LedgerFold
 from ..run_config import RunConfig
 from ..run_view import RunView
@@ -66,6 +67,9 @@ class Follower:
     async def _wait_for_journal(self, client: Client) -> None:
         waited = 0
         while self._run not in await client.runs():
+            state = await client.run_state(self._run)
+            if state is not None and state.phase is RunPhase.REFUSED:
+                raise ConfigError(f"run {self._run} was refused: {state.reason}")
             waited += 1
             if waited % 50 == 0:
                 self.note("waiting", "for a scheduler to start the run")

