@@ -74,7 +74,7 @@ async def _times(hop: Hop, floor: Floor, payload: bytes, num_messages: int) -> d
 
 
 def _percentile(values: list[float], percentile: int) -> float:
-    return quantiles(values, n=100)[percentile - 1]
+    return quantiles(values, n=100, method="inclusive")[percentile - 1]
 
 
 class Hop:

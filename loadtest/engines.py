@@ -32,8 +32,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="tiny-calculator", help="a name or folder, as in a run file")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--tokens", type=int, default=24, help="sampled by each stream")
-    parser.add_argument("--runs", type=int, default=3, help="of each case and engine; the median counts")
+    parser.add_argument("--tokens", type=int, default=48, help="sampled by each stream")
+    parser.add_argument("--runs", type=int, default=5, help="of each case and engine; the median counts")
     options = parser.parse_args(argv)
     if options.quick:
         options.streams, options.tokens, options.runs = [2], 3, 1

@@ -10,7 +10,6 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -76,18 +75,12 @@ def _measure(learner: Learner, options: argparse.Namespace) -> dict[str, Figure]
         for _ in range(options.runs):
             norms = []
             for batch, seconds in zip((packed, flat), runs, strict=True):
-                took, norm = _timed(lambda batch=batch: learner.train(batch, learning_rate=0.0).grad_norm)
-                seconds.append(took)
-                norms.append(norm)
+                began = time.perf_counter()
+                norms.append(learner.train(batch, learning_rate=0.0).grad_norm)
+                seconds.append(time.perf_counter() - began)
             assert abs(norms[0] - norms[1]) <= LARGEST_GAP * norms[1], f"packed and flat gradients differ: {norms}"
         figures[f"train_step_seconds_prompt_{prompt_tokens}"] = Figure("s", "lower", runs[0], REFERENCE, runs[1])
     return figures
-
-
-def _timed(step: Callable[[], float]) -> tuple[float, float]:
-    began = time.perf_counter()
-    norm = step()
-    return time.perf_counter() - began, norm
 
 
 def _batch(num_groups: int, num_members: int, prompt_tokens: int, answer_tokens: int) -> TrainingBatch:

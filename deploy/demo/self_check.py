@@ -5,7 +5,7 @@ import sys
 from openai import DefaultHttpxClient, OpenAI
 
 HTTP = DefaultHttpxClient()  # made once: making it reads every root certificate
-CHECK = "Check it. Number only."
+CHECK = "Check your answer. Reply with only the final number."
 
 
 def run(task: dict) -> str:

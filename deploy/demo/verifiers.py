@@ -13,6 +13,6 @@ def last_number(answer: str, task: dict) -> float:
 
 
 def brief_number(answer: str, task: dict) -> float:
-    """1.0 when the answer is the right number and nothing else, 0.7 when its last number is right, else 0.0."""
+    """1.0 when the answer is the right number and nothing else, 0.8 when its last number is right, else 0.0."""
     alone = NUMBER.fullmatch(answer.strip().rstrip("."))
-    return last_number(answer, task) * (1.0 if alone else 0.7)
+    return last_number(answer, task) * (1.0 if alone else 0.8)

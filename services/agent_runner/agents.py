@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seamlessflow import processes
 from seamlessflow.contracts import EpisodeOpened, EpisodeStatus
 from seamlessflow.run_config import AgentSection
 
 from .child import TASK_VARIABLE
 from .nursery import Kind, Launch
+from .own_time import overall_seconds
 from .process import Cause, Ending
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """Where ``services`` lies; entrypoints and verifiers are imported with it on their path."""
+LIBRARY = Path(processes.__file__).resolve().parents[1]
+"""Where ``seamlessflow`` lies: what agents are forked from imports a module of it."""
 ENTRY = "entry"
 """Key of a task's data that holds a reasoning-gym entry, its answer included: for the scorer, never for the agent."""
 TAIL_LINES = 8
@@ -26,6 +30,7 @@ MEGABYTE = 1 << 20
 
 _SHOWN_ENDINGS = {
     Cause.DEADLINE: EpisodeStatus.DEADLINE,
+    Cause.OVERALL: EpisodeStatus.DEADLINE,
     Cause.MEMORY: EpisodeStatus.LIMIT,
     Cause.OUTPUT: EpisodeStatus.LIMIT,
     Cause.STOPPED: EpisodeStatus.RUNNER_LOST,
@@ -46,7 +51,9 @@ def base_environment(extra: Mapping[str, str], *, importing: bool) -> dict[str, 
     """PATH and LANG, what the agent's section adds, and for Python code the checkout on its path. Nothing of ours else."""
     environment = {"PATH": _search_path(), "LANG": "C.UTF-8", **extra}
     if importing:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(CHECKOUT), extra.get("PYTHONPATH", ""))))
+        # Installed packages are found anyway, and must not come before the standard library.
+        ours = (CHECKOUT,) if LIBRARY.name in ("site-packages", "dist-packages") else (CHECKOUT, LIBRARY)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (*map(str, ours), extra.get("PYTHONPATH", ""))))
     return environment
 
 
@@ -125,7 +132,8 @@ def verdict_of(ending: Ending, agent: AgentSection) -> Verdict:
 
 def _explained(cause: Cause, agent: AgentSection) -> str:
     return {
-        Cause.DEADLINE: f"killed: still running after {agent.deadline_seconds:g} s (deadline_seconds)",
+        Cause.DEADLINE: f"killed: still running after {agent.deadline_seconds:g} s of its own (deadline_seconds)",
+        Cause.OVERALL: f"killed: still there after {overall_seconds(agent.deadline_seconds):g} s, waiting for answers included",
         Cause.MEMORY: f"killed: used more than {agent.memory_mb} MB of memory (memory_mb)",
         Cause.OUTPUT: f"killed: printed more than {agent.output_bytes} bytes (output_bytes)",
         Cause.STOPPED: "killed: the agent-runner stops or leaves the run",

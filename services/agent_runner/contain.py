@@ -1,4 +1,4 @@
-"""What keeps an agent in its place: sessions, death with the parent, limits. Linux, standard library only.
+"""What keeps an agent in its place: sessions, adopted orphans, limits. Linux, standard library only.
 
 Imported by the small programs agents are forked from, so it must stay cheap and free of threads.
 """
@@ -11,22 +11,9 @@ import resource
 import signal
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _DATA_HEADROOM_BYTES = 1 << 30
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Get a signal when the parent process dies; exit now if it died already."""
-    _prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def outlive_parent() -> None:
-    """Undo ``die_with_parent``, for a process that notices its parent's death itself and has to tidy up first."""
-    _prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

@@ -27,9 +27,10 @@ from seamlessflow.runtime import Speaker
 
 from .agents import BARE, MEGABYTE, Verdict, kind_of, launch_of, task_for_agent, task_of, verdict_of
 from .gateway.server import Gateway
-from .gateway.sessions import Sessions
+from .gateway.sessions import Session, Sessions
 from .memory import MemoryWatch
 from .nursery import NotStarted, Nursery, Zygote
+from .own_time import overall_seconds
 from .process import AgentProcess, Ending, Limits
 from .rewards import Judge, VerifierFailed
 
@@ -81,7 +82,7 @@ class Episode:
             return
         session = self._around.sessions.open(self._opened, self._model)
         try:
-            verdict, reward = await self._judged(session.key)
+            verdict, reward = await self._judged(session)
         finally:
             undelivered = self._around.sessions.close(session)
         seconds = time.monotonic() - began
@@ -92,9 +93,9 @@ class Episode:
             reason=verdict.reason[:500], num_calls=len(session.calls), wall_seconds=round(seconds, 3),
         )  # fmt: skip
 
-    async def _judged(self, key: str) -> tuple[Verdict, float | None]:
+    async def _judged(self, session: Session) -> tuple[Verdict, float | None]:
         try:
-            verdict = await self._run_agent(key)
+            verdict = await self._run_agent(session)
             if verdict.answer is None:
                 return verdict, None
             return verdict, await self._judge.reward(verdict.answer, task_of(self._opened))
@@ -106,7 +107,7 @@ class Episode:
             log.exception("episode.failed", episode=self._opened.episode)
             return Verdict(EpisodeStatus.RUNNER_LOST, f"the agent-runner failed: {type(wrong).__name__}: {wrong}"), None
 
-    async def _run_agent(self, key: str) -> Verdict:
+    async def _run_agent(self, session: Session) -> Verdict:
         home = Path(tempfile.mkdtemp(prefix=f"{self._opened.episode}-", dir=self._around.folder))
         watch = asyncio.create_task(self._watch_for_end())
         try:
@@ -115,21 +116,26 @@ class Episode:
             fresh = self._agent.fresh
             if zygote.num_threads > 1:  # a fork would copy locks that other threads hold
                 zygote, fresh = await self._around.nursery.zygote(BARE), True
-            return verdict_of(await self._run_process(zygote, home, key, fresh=fresh), self._agent)
+            return verdict_of(await self._run_process(zygote, home, session, fresh=fresh), self._agent)
         finally:
             watch.cancel()
             await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
 
-    async def _run_process(self, zygote: Zygote, home: Path, key: str, *, fresh: bool) -> Ending:
+    async def _run_process(self, zygote: Zygote, home: Path, session: Session, *, fresh: bool) -> Ending:
         agent = self._agent
-        limits = Limits(agent.deadline_seconds, agent.memory_mb * MEGABYTE, agent.output_bytes, self._around.kill_grace_seconds)
-        self._process = AgentProcess(limits, self._around.memory)
+        limits = Limits(
+            deadline_seconds=agent.deadline_seconds,
+            overall_seconds=overall_seconds(agent.deadline_seconds),
+            memory_bytes=agent.memory_mb * MEGABYTE,
+            output_bytes=agent.output_bytes,
+            kill_grace_seconds=self._around.kill_grace_seconds,
+        )
+        self._process = AgentProcess(limits, self._around.memory, session.time)
         if self._is_stopped:
             self._process.stop()
         base_url = self._around.gateway.base_url
-        return await self._process.run(
-            zygote, launch_of(agent, self._opened, home=home, base_url=base_url, key=key, fresh=fresh)
-        )
+        launch = launch_of(agent, self._opened, home=home, base_url=base_url, key=session.key, fresh=fresh)
+        return await self._process.run(zygote, launch)
 
     async def _watch_for_end(self) -> None:
         """The scheduler may end the episode (run over): its agent is then of no use."""

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from . import contain
+from seamlessflow import processes
+
 from .child import NotStartable, load_entrypoint
 
 Verifier = Callable[[str, dict[str, Any]], Any]
@@ -64,7 +65,8 @@ def judged(verifier: Verifier, answer: str, task: dict[str, Any]) -> dict[str, A
 
 
 def main(descriptor: int, parent: int, reward: str, dataset: str) -> None:
-    contain.die_with_parent(parent)
+    processes.hide_secrets()  # agents cannot trace what judges them
+    processes.die_with_parent(parent)
     link = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     lines = link.makefile("rw", encoding="utf-8", newline="\n")

@@ -13,9 +13,12 @@ from typing import Any
 
 from .memory import MemoryWatch
 from .nursery import Launch, NotStarted, Started, Zygote, ZygoteLost
+from .own_time import OwnTime
 
 CHUNK_BYTES = 1 << 16
 STDERR_TAIL_BYTES = 4096
+LOOK_SECONDS = 0.25
+"""How often a clock that stands still is looked at."""
 
 
 class Cause(StrEnum):
@@ -24,6 +27,9 @@ class Cause(StrEnum):
     EXIT = "exit"
     """By itself; see the exit code."""
     DEADLINE = "deadline"
+    """Its own time was used up."""
+    OVERALL = "overall"
+    """All time was used up, waiting for answers included."""
     MEMORY = "memory"
     OUTPUT = "output"
     STOPPED = "stopped"
@@ -35,6 +41,9 @@ class Cause(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Limits:
     deadline_seconds: float
+    """Of the agent's own time, see ``own_time``."""
+    overall_seconds: float
+    """Of all time, waiting for answers included."""
     memory_bytes: int
     output_bytes: int
     kill_grace_seconds: float = 2.0
@@ -86,10 +95,10 @@ class Pipe:
 
 
 class AgentProcess:
-    """Runs one launch to its end. ``stop`` ends it early from outside."""
+    """Runs one launch to its end. ``stop`` ends it early from outside. ``time``: stands still while it waits for answers."""
 
-    def __init__(self, limits: Limits, memory: MemoryWatch) -> None:
-        self._limits, self._memory = limits, memory
+    def __init__(self, limits: Limits, memory: MemoryWatch, time: OwnTime) -> None:
+        self._limits, self._memory, self._time = limits, memory, time
         self._loop = asyncio.get_running_loop()
         self._breach: asyncio.Future[Cause] = self._loop.create_future()
         self._pipes = (Pipe(), Pipe(STDERR_TAIL_BYTES), Pipe())
@@ -125,18 +134,31 @@ class AgentProcess:
                 pipe.close()
 
     async def _until_end(self, started: Started) -> tuple[Cause, int | None]:
-        ends: set[asyncio.Future[Any]] = {started.exited, self._breach}
-        await asyncio.wait(ends, timeout=self._limits.deadline_seconds, return_when=asyncio.FIRST_COMPLETED)
+        await self._until_breach(started)
         if started.exited.done():
             return _exit_of(started)
-        self.stop(Cause.DEADLINE)
         cause = self._breach.result()
-        if cause in (Cause.DEADLINE, Cause.STOPPED):
+        if cause in (Cause.DEADLINE, Cause.OVERALL, Cause.STOPPED):
             started.signal(signal.SIGTERM)
             await asyncio.wait({started.exited}, timeout=self._limits.kill_grace_seconds)
         started.signal(signal.SIGKILL)
         await asyncio.wait({started.exited})
         return cause, _exit_of(started)[1]
+
+    async def _until_breach(self, started: Started) -> None:
+        """Until it exits or breaks a limit, time limits included."""
+        ends: set[asyncio.Future[Any]] = {started.exited, self._breach}
+        used_before, began = self._time.seconds, time.monotonic()
+        while not any(end.done() for end in ends):
+            own = self._limits.deadline_seconds - (self._time.seconds - used_before)
+            overall = self._limits.overall_seconds - (time.monotonic() - began)
+            if own <= 0:
+                self.stop(Cause.DEADLINE)
+            elif overall <= 0:
+                self.stop(Cause.OVERALL)
+            else:
+                patience = min(overall, own if self._time.is_running else max(own, LOOK_SECONDS))
+                await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
 
     def _on_output(self, pipe: Pipe) -> None:
         taken = pipe.take()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import structlog
 
 from seamlessflow.contracts import Lease
-from seamlessflow.errors import ConfigError
 from seamlessflow.runtime import Context, LeaseWatch, read_run
 
 from .config import RunnerSettings
@@ -20,6 +16,7 @@ from .episodes import Surroundings
 from .gateway.calls import CallDesk
 from .gateway.server import Gateway
 from .gateway.sessions import Sessions
+from .homes import AgentsFolder
 from .membership import Membership
 from .memory import MemoryWatch
 from .nursery import Nursery
@@ -53,20 +50,20 @@ class AgentRunner:
         desk = CallDesk(self._context.bus, self._context.speaker)
         gateway = Gateway(sessions, desk)
         nursery = Nursery()
-        folder = await asyncio.to_thread(agents_folder, self._settings.work_dir)
+        folder = await asyncio.to_thread(AgentsFolder.take, self._settings.work_dir, self._settings.instance)
         await gateway.open(self._settings.gateway_host, self._settings.gateway_port)
         await desk.open()
         self._context.presence.update(facts={"gateway": gateway.base_url})
         try:
             yield Surroundings(
-                self._context.speaker, sessions, gateway, nursery, MemoryWatch(), folder,
+                self._context.speaker, sessions, gateway, nursery, MemoryWatch(), folder.path,
                 self._settings.instance, self._settings.kill_grace_seconds,
             )  # fmt: skip
         finally:
             await nursery.close()
             await gateway.close()
             await desk.close()
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(folder.remove)
 
     async def _follow(self, lease: Lease, around: Surroundings) -> None:
         if self._membership is not None and self._membership.run != lease.run:
@@ -89,18 +86,3 @@ class AgentRunner:
         if membership is not None:
             await membership.leave()
             log.info("run.left", run=membership.run)
-
-
-def agents_folder(work_dir: Path) -> Path:
-    """A new folder for this process's agents; folders of processes that no longer live are removed."""
-    work_dir.mkdir(parents=True, exist_ok=True)
-    for left in work_dir.glob("agents-*"):
-        owner = left.name.removeprefix("agents-")
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    folder = (work_dir / f"agents-{os.getpid()}").resolve()
-    with suppress(FileExistsError):
-        folder.mkdir()
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"agents need a folder to live in, but {folder} cannot be written; set SEAMLESSFLOW_WORK_DIR")
-    return folder

@@ -25,6 +25,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from seamlessflow import processes
+
 from . import contain
 from .child import RESULT_FD, TASK_VARIABLE, NotStartable, load_entrypoint, report, run_entrypoint
 from .warming import warm_clients
@@ -96,7 +98,8 @@ class Zygote:
         """Never returns."""
         code = 1
         try:
-            contain.die_with_parent(parent)
+            processes.die_with_parent(parent)
+            processes.show_oneself()  # an agent may read its own /proc/self/environ, as any program may
             os.setsid()
             self._link.detach()  # its number is about to be reused
             _take_over(fds)
@@ -176,7 +179,8 @@ def _exec(argv: list[str], *, keep_result: bool) -> None:
 
 
 def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
-    contain.die_with_parent(parent)  # while importing; afterwards the end of file tells us, and we tidy up first
+    processes.hide_secrets()  # agents cannot trace or read what they were forked from
+    processes.die_with_parent(parent)  # while importing; afterwards the end of file tells us, and we tidy up first
     link = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     try:
@@ -186,7 +190,7 @@ def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
         sys.exit(1)
     warm_clients()
     contain.adopt_orphans()
-    contain.outlive_parent()
+    processes.outlive_parent()
     num_threads = sum(1 for _ in os.scandir("/proc/self/task"))
     gc.collect()
     gc.freeze()  # what is imported now stays shared with every fork

@@ -3,6 +3,7 @@
 Hears      GenerationRequested (queue of the tags it holds) · leases and the weights' head (buckets, read twice a second)
            · EpisodeEnded (read before a claim, and every few seconds while it samples)
 Says       GenerationClaimed, SegmentSampled, GenerationEnded · WeightsLoaded · RoleTaken, RoleReleased · presence
+           · RunStopRequested when it can never serve the run
 Remembers  nothing that is not in the journal; a cache of token ids and the last two versions of the weights, both disposable
 Promises   a generation is acknowledged only when its end is stored; a continuation has the remaining budget; a segment has one
            weights version; who was presumed dead writes nothing; nothing is sampled without the device lock; a pause

@@ -10,8 +10,8 @@ import structlog
 from seamlessflow.bus.base import Bus
 from seamlessflow.errors import SeamlessFlowError
 
+from .head import Head
 from .versions import Fetched, LocalVersions
-from .weights import Head
 
 log = structlog.get_logger()
 

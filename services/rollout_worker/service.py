@@ -1,6 +1,7 @@
 """The rollout-worker: one engine, in one run at a time, sampling while its node's lease says so.
 
 lease ──▶ moves (roles) ──▶ carried out one after the other; a newer lease cuts short what only waits
+a run whose model cannot be served ──▶ ask for the end of the run, saying why, and wait for another lease
 engine dies ──▶ hand back what can be, exit with an error, so that the supervisor starts another
 SIGTERM ──▶ stop pulling, flush, nak, leave
 """
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 import structlog
 
 from seamlessflow.contracts import Lease, RoleReleased, RoleTaken, Service
-from seamlessflow.runtime import Context, DeviceLock, LeaseWatch, read_run
+from seamlessflow.errors import BadInput
+from seamlessflow.runtime import Context, DeviceLock, LeaseWatch, read_run, stop_run
 
 from .building import BuildEngine, build_engine
 from .config import WorkerSettings
@@ -74,9 +76,13 @@ class RolloutWorker:
             assert self._newest is not None
             lease = self._newest
             log.info("lease.seen", run=lease.run, role=lease.role, epoch=lease.epoch, tags=lease.tags, reason=lease.reason)
-            with suppress(NewerLease):
+            try:
                 for move in moves(self._standing(), lease):
                     await self._make(move, lease)
+            except NewerLease:
+                continue
+            except BadInput as wrong:
+                await self._give_up(lease, str(wrong))
 
     def _standing(self) -> Standing:
         tenure = self._tenure
@@ -139,6 +145,14 @@ class RolloutWorker:
         await self._context.speaker.say(
             RoleTaken(run=tenure.run, node=self._settings.node, epoch=lease.epoch, service=Service.ROLLOUT_WORKER)
         )
+
+    async def _give_up(self, lease: Lease, reason: str) -> None:
+        """We can never serve this run: ask for its orderly end, and wait for the lease that takes us out of it."""
+        self._lock.release()
+        log.error("run.cannot_be_served", run=lease.run, reason=reason)
+        self._say_state(f"failed: {reason}"[:300])
+        if lease.run is not None:
+            await stop_run(self._context.speaker, Service.ROLLOUT_WORKER, lease.run, reason)
 
     async def _release(self, tenure: Tenure, lease: Lease) -> None:
         self._lock.release()

@@ -22,7 +22,7 @@ from .first_weights import first_weights
 from .inflight import Pace
 from .pulls import Pulls, parts_of
 from .sampling import Sampler
-from .steps import DEADLINE_SECONDS, Step
+from .update_steps import DEADLINE_SECONDS, Step
 from .versions import Fetched, LocalVersions
 from .weights import WeightsFollower, say_loaded
 
@@ -116,7 +116,12 @@ class Tenure:
     async def _start_engine(self, fetched: Fetched) -> None:
         context, worker = self._context, self._settings.instance
         engine = self._build(self.config, self._settings, fetched.folder)
-        await engine.start(fetched.folder, weights_version=fetched.weights_version)
+        try:
+            await engine.start(fetched.folder, weights_version=fetched.weights_version)
+        except BaseException:
+            with suppress(EngineError):
+                await engine.stop()
+            raise
         sampler = Sampler(
             engine,
             context.bus,
@@ -135,6 +140,7 @@ class Tenure:
             run=self.run,
             worker=worker,
             num_held=lambda: sampler.num_held,
+            on_thaw=lambda: sampler.activity.note(0),
             fetched=fetched,
             deadlines={**DEADLINE_SECONDS, Step.FETCH: self._settings.fetch_seconds},
         )

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from seamlessflow.bus.base import Bus, KeyValue
-from seamlessflow.codec import unpack_record
-from seamlessflow.contracts import WeightsHead, WeightsLoaded
-from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
+from seamlessflow.bus.base import Bus
+from seamlessflow.contracts import WeightsLoaded
+from seamlessflow.contracts.routes import HINT_WEIGHTS
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.runtime import Speaker
 
 from .engines.base import Engine, EngineError
-from .steps import DEADLINE_SECONDS, Setbacks, Step, StepFailed, within
+from .head import Head
+from .update_steps import DEADLINE_SECONDS, Setbacks, Step, StepFailed, within
 from .versions import Fetched, LocalVersions, read_tensors
 
 log = structlog.get_logger()
@@ -44,20 +44,6 @@ class Ready:
 
     fetched: Fetched
     tensors: Mapping[str, object]
-
-
-class Head:
-    """The newest complete version of a run: a key that is read, never trusted to be watched."""
-
-    def __init__(self, bus: Bus, run: str) -> None:
-        self._bus, self._run = bus, run
-        self._bucket: KeyValue | None = None
-
-    async def read(self) -> WeightsHead | None:
-        """None when nothing was published yet. Raises Unavailable."""
-        self._bucket = self._bucket or await self._bus.kv(WEIGHTS_BUCKET)
-        entry = await self._bucket.get(self._run)
-        return None if entry is None else unpack_record(WeightsHead, entry.value)
 
 
 async def say_loaded(
@@ -81,6 +67,7 @@ class WeightsFollower:
     """Keeps an engine at the newest weights of its run.
 
     fetched: the version the engine was started with. num_held: how many generations it holds now, for WeightsLoaded.
+    on_thaw: called when the engine samples again, before ``is_frozen`` says so: its silence had a reason until now.
     """
 
     def __init__(
@@ -93,12 +80,13 @@ class WeightsFollower:
         run: str,
         worker: str,
         num_held: Callable[[], int],
+        on_thaw: Callable[[], None],
         fetched: Fetched | None = None,
         deadlines: Mapping[Step, float] = DEADLINE_SECONDS,
     ) -> None:
         self._engine, self._bus, self._speaker, self._versions = engine, bus, speaker, versions
         self._run, self._worker, self._num_held, self._deadlines = run, worker, num_held, deadlines
-        self._fetched = fetched
+        self._on_thaw, self._fetched = on_thaw, fetched
         self._is_frozen = False
         self._is_asleep = False
         self._fetching = asyncio.Lock()
@@ -126,7 +114,9 @@ class WeightsFollower:
             while True:
                 await self._follow_once()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+                    # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._wake.wait()
                 self._wake.clear()
         finally:
             await unsubscribe()
@@ -151,6 +141,7 @@ class WeightsFollower:
                 loaded = ready is not None and await self._load(ready)
             finally:
                 await self._or_dead(Step.RESUME, self._engine.wake() if self._is_asleep else self._engine.resume())
+                self._on_thaw()
                 self._is_frozen = self._is_asleep = False
         if ready is not None and loaded:
             await self._say_loaded(ready, time.monotonic() - loads_at, self._num_held())

@@ -7,10 +7,12 @@ says        RunStarted · GroupAdmitted, EpisodeOpened (first and further attemp
 writes      LEASES (it alone: one lease per node, epochs only grow) · RUNS (what became of each request)
 remembers   nothing that is not in a journal or a bucket: it folds the journals of the runs that have not ended, and decides
             again
-promises    admitted − dropped < (step + 1 + max_staleness) × groups_per_step, at every moment · exactly one trainer node per
+promises    a run ends: when group after group comes to nothing it stops and says what failed ·
+            admitted − dropped < (step + 1 + max_staleness) × groups_per_step, at every moment · exactly one trainer node per
             run · every assignment has a reason · two schedulers at once do no harm: what may happen once is said once
 waits for   leadership (one scheduler leads by a lease, the others wait) · nodes, saying which kind is missing
 
-pure        names, rounds, steps, progress, rhythm (one run) · policy/, fleet, allocation, plan (the nodes)
-adapters    leadership, lease_book (buckets) · conductor (one run's journal and queue) · service (wires them, and the tick)
+pure        names, rounds, steps, losses, progress, rhythm (one run) · policy/, fleet, allocation, plan (the nodes)
+adapters    leadership, lease_book (buckets) · conductor (one run's journal and queue) · clearing (queues of
+            ended runs) · service (wires them, and the tick)
 """

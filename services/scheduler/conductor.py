@@ -138,7 +138,7 @@ class Conductor:
         """What the run itself waits for, in words; what it lacks of the fleet is said elsewhere."""
         progress = self.progress
         said = [self._full_words()] if is_full(progress, self.seen) and progress.training_ended is None else []
-        if progress.stop is not None and progress.training_ended is None:
+        if progress.is_stopping and progress.training_ended is None:
             said.append("stopping: the trainer is to commit")
         if not (
             progress.admitted or progress.waiting or progress.tasks_ended or any(r.has_tasks for r in progress.rounds.values())

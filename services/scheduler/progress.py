@@ -37,6 +37,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.run_config import RunConfig
 
+from .losses import Losses
 from .names import episode_id
 from .rounds import BEFORE, ROUNDS, Round
 from .steps import Steps
@@ -76,6 +77,7 @@ class Progress:
         self.num_ignored = 0
         """Tasks of a round that this run does not hold."""
         self.steps = Steps()
+        self.losses = Losses()
         self.tasks_ended = False
         self.stop: RunStopRequested | None = None
         self.end_requested: TrainingEndRequested | None = None
@@ -102,6 +104,13 @@ class Progress:
     def wants_train(self) -> bool:
         """A batch waits for the device."""
         return self.training_ended is None and self.ended is None and self.steps.batch_waits
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run ends early: somebody asked for it, we gave it up, or the trainer cannot go on."""
+        gave_up = self.end_requested is not None and not self.end_requested.train_rest
+        failed = self.training_ended is not None and self.training_ended.failure != ""
+        return self.stop is not None or gave_up or failed
 
     def holds_device(self, node: str, service: str) -> bool:
         """Whether a service said that it took the device and has not said since that it let go."""
@@ -167,7 +176,12 @@ class Progress:
             self.rounds[event.origin.evaluation].unevaluated.add(event.episode)
 
     def _on_episode_ended(self, event: EpisodeEnded, at: float) -> None:
-        self._attempt_over(event.episode, event.origin, event.status)
+        is_news = self._attempt_over(event.episode, event.origin, event.status)
+        if is_news and event.origin.evaluation is None:
+            if event.status is EpisodeStatus.COMPLETED:
+                self.losses.episode_completed()
+            elif event.status is not EpisodeStatus.RUN_ENDED:
+                self.losses.episode_failed(event)
 
     def _on_episode_evaluated(self, event: EpisodeEvaluated, at: float) -> None:
         self._attempt_over(event.episode, event.origin, event.status)  # where EpisodeEnded is still on its way
@@ -175,23 +189,27 @@ class Progress:
             final = is_final(event.status, event.origin.attempt, self.config.fleet.max_attempts)
             self.rounds[event.origin.evaluation].evaluated(event, final=final, at=at)
 
-    def _attempt_over(self, episode: str, origin: EpisodeOrigin, status: EpisodeStatus) -> None:
+    def _attempt_over(self, episode: str, origin: EpisodeOrigin, status: EpisodeStatus) -> bool:
+        """False: it was known, or nobody waits for it any more."""
         for episodes in (self.open_training, self.open_evaluation, self.owed):
             episodes.pop(episode, None)
         group = self.groups.get(origin.group)
         if group is None or group.final[origin.index] or group.attempts[origin.index] != origin.attempt:
-            return
+            return False
         if not is_final(status, origin.attempt, self.config.fleet.max_attempts):
             self._owe(origin.group, origin.index, origin.attempt + 1)
-            return
+            return True
         group.final[origin.index] = True
         self.num_unfinished -= group.evaluation is None and group.is_finished
+        return True
 
     def _on_group_trained(self, event: GroupTrained, at: float) -> None:
         self._close_group(event.group)
 
     def _on_group_dropped(self, event: GroupDropped, at: float) -> None:
-        self.dropped += self._close_group(event.group)
+        if self._close_group(event.group):
+            self.dropped += 1
+            self.losses.group_dropped(event.reason)
 
     def _close_group(self, name: str) -> bool:
         """Forget a training group; False when it is not open. Members that still run are ended by the end of the run."""
@@ -213,7 +231,10 @@ class Progress:
                 del self.groups[name]
 
     def _on_step_taken(self, event: StepTaken, at: float) -> None:
+        before = self.steps.step
         self.steps.taken(event, still_open=self.groups.keys())
+        if self.steps.step > before:
+            self.losses.step_taken()
 
     def _on_role_taken(self, event: RoleTaken, at: float) -> None:
         key = (event.node, event.service)

@@ -4,7 +4,9 @@
 until nothing is left; a scheduler that dies in between folds the journal and asks again, and says the rest.
 
     before ──▶ training ──▶ closing ──▶ after ──▶ RunEnded
-       (stop: from anywhere, straight to closing and RunEnded, without the round after)
+       (stopping: from anywhere, straight to closing and RunEnded, without the round after)
+
+A run stops when somebody asks for it, when its trainer cannot go on, and when group after group comes to nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def decide(progress: Progress, seen: Observation = NOTHING) -> list[Event]:
     """What is to be said now, in order. Empty: wait for more events."""
     if progress.ended is not None:
         return []
-    if progress.stop is not None:
+    if progress.is_stopping:
         return _stopping(progress, seen)
     if progress.training_ended is not None:
         return _closing(progress.open_training, progress) or _after(progress, seen)
@@ -95,6 +97,8 @@ def _round(progress: Progress, held: Round, *, may_end: bool) -> list[Event]:
 def _training(progress: Progress, seen: Observation) -> list[Event]:
     if progress.end_requested is not None or _before_is_pending(progress):
         return []
+    if why := progress.losses.verdict(progress.config.algorithm):
+        return [TrainingEndRequested(run=progress.run, reason=f"{STOPPED}: {why}", train_rest=False)]
     full = is_full(progress, seen)
     room = 0 if full else admission_bound(progress) - (progress.admitted - progress.dropped)
     if room > 0 and progress.waiting:
@@ -121,7 +125,7 @@ def _stopping(progress: Progress, seen: Observation) -> list[Event]:
     over = progress.training_ended is not None or progress.steps.line is None or seen.trainer_gone
     if not over:
         asked = progress.end_requested is not None
-        return [] if asked else [TrainingEndRequested(run=progress.run, reason=STOPPED, train_rest=False)]
+        return [] if asked else [TrainingEndRequested(run=progress.run, reason=_stop_words(progress.stop), train_rest=False)]
     return _closing(progress.open_training, progress) or [_run_ended(progress)]
 
 
@@ -175,7 +179,7 @@ def _sampling(progress: Progress, *, greedy: bool) -> Sampling:
 
 
 def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin]) -> list[Event]:
-    reason = "the run was stopped" if progress.stop is not None else "training ended"
+    reason = "the run was stopped" if progress.is_stopping else "training ended"
     return [
         EpisodeEnded(
             run=progress.run,
@@ -191,13 +195,20 @@ def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin]) -> lis
 
 def _run_ended(progress: Progress) -> RunEnded:
     steps = progress.training_ended.step if progress.training_ended is not None else progress.steps.step
+    return RunEnded(run=progress.run, reason=_end_words(progress, steps), steps=steps)
+
+
+def _end_words(progress: Progress, steps: int) -> str:
+    asked = progress.end_requested
+    if progress.training_ended is not None and progress.training_ended.failure:
+        return progress.training_ended.failure
+    if asked is not None and not asked.train_rest:
+        return asked.reason
     if progress.stop is not None:
-        # Asked for without a reason it was a person's wish; a reason is what failed, such as a trainer's.
-        reason = STOPPED if progress.stop.reason == RunStopRequested.model_fields["reason"].default else progress.stop.reason
-    elif steps >= progress.config.algorithm.steps:
-        reason = COMPLETED
-    elif progress.end_requested is not None:
-        reason = progress.end_requested.reason
-    else:
-        reason = COMPLETED
-    return RunEnded(run=progress.run, reason=reason, steps=steps)
+        return _stop_words(progress.stop)
+    return COMPLETED if asked is None or steps >= progress.config.algorithm.steps else asked.reason
+
+
+def _stop_words(stop: RunStopRequested | None) -> str:
+    """Asked for without a reason it was a person's wish; a reason is what failed, such as a trainer's."""
+    return STOPPED if stop is None or stop.reason == RunStopRequested.model_fields["reason"].default else stop.reason

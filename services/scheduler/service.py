@@ -52,6 +52,7 @@ from seamlessflow.errors import (
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Context, HandlerTable
 
+from .clearing import Clearing
 from .conductor import Conductor
 from .config import SchedulerSettings
 from .fleet import Fleet
@@ -74,8 +75,7 @@ class Scheduler:
         self._fleet = Fleet(settings.gone_seconds)
         self._conductors: dict[str, Conductor] = {}
         self._states: dict[str, RunState] = {}
-        self._clearing: set[asyncio.Task[None]] = set()
-        """One per ended run, until its queues are gone."""
+        self._clearing = Clearing(context.bus, settings.queue_grace_seconds)
         self._woken = asyncio.Event()
         self._said: dict[str, object] = {}
 
@@ -95,10 +95,10 @@ class Scheduler:
             for task in done:
                 task.result()
         finally:
-            helpers = (keep, work, *self._clearing)
-            for task in helpers:
+            for task in (keep, work):
                 task.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            await asyncio.gather(keep, work, return_exceptions=True)
+            await self._clearing.give_up()
             for conductor in self._conductors.values():
                 await conductor.leave()
             await self._leadership.resign()
@@ -137,7 +137,7 @@ class Scheduler:
         names = set(await self._context.bus.stream_names())
         for run, state in self._states.items():
             if state.phase is RunPhase.ENDED and any(queue_stream(service, run) in names for service in QUEUE_OF):
-                self._clear_away(run, None)
+                self._clearing.begin(run, None)
             if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING) and journal(run) in names:
                 started = await self._context.speaker.first(RunStarted, run)
                 if started is not None:  # else RunRequested was not acknowledged and comes again
@@ -232,11 +232,13 @@ class Scheduler:
         await conductor.tick(seen)
         ended = conductor.progress.ended
         if ended is not None:
+            await self._record_end(conductor.run, ended.reason)  # first: it may fail, and then the next tick does it
             del self._conductors[conductor.run]
-            state = self._states[conductor.run]
-            await self._set_state(conductor.run, state.model_copy(update={"phase": RunPhase.ENDED, "reason": ended.reason}))
-            self._clear_away(conductor.run, conductor)
+            self._clearing.begin(conductor.run, conductor)
             log.info("run.ended", run=conductor.run, reason=ended.reason, steps=ended.steps)
+
+    async def _record_end(self, run: str, reason: str) -> None:
+        await self._set_state(run, self._states[run].model_copy(update={"phase": RunPhase.ENDED, "reason": reason}))
 
     def _nodes(self) -> list[Node]:
         holding: dict[str, set[str]] = {}
@@ -277,21 +279,6 @@ class Scheduler:
     async def _set_state(self, run: str, state: RunState) -> None:
         await (await self._context.bus.kv(RUNS_BUCKET)).put(run, pack_record(state))
         self._states[run] = state
-
-    def _clear_away(self, run: str, conductor: Conductor | None) -> None:
-        """Delete the queues of an ended run, beside everything else. Killed before that, the next start does it."""
-        task = asyncio.create_task(self._delete_queues(run, conductor))
-        self._clearing.add(task)
-        task.add_done_callback(self._clearing.discard)
-
-    async def _delete_queues(self, run: str, conductor: Conductor | None) -> None:
-        """Once everybody had the time to see the end. The journal stays."""
-        await asyncio.sleep(self._settings.queue_grace_seconds)
-        if conductor is not None:
-            await conductor.leave()
-        for service in QUEUE_OF:
-            await self._context.bus.delete_stream(queue_stream(service, run))
-        log.info("run.queues_deleted", run=run)
 
     def _say_once(self, key: str, event: str, **fields: object) -> None:
         if self._said.get(key) != fields:

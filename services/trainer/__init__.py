@@ -9,8 +9,8 @@ promises   a group is closed exactly once; samples are acknowledged only when th
            never used twice; only what a durable checkpoint holds counts as committed; killed at any line, it goes on
 waits for  a lease that makes it a run's trainer; complete groups; the device, while the lease's role is train
 
-    service   leases ─▶ one Training            training     a run from joining to TrainingEnded
-    intake    deliveries ─▶ groups              steps        one batch ─▶ weights published, StepTaken
+    service   leases ─▶ one Training            training      a run from joining to TrainingEnded
+    intake    deliveries ─▶ groups              step_metrics  figures of a step, for StepTaken
     commits   checkpoint ─▶ GroupTrained, StepsCommitted, acknowledgements
     pure      groups · batches · ages · correction · packing · algorithms/
     torch     learner · microbatches · precision · loading · tensorfiles

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import EpisodeTokens, Sample
 from seamlessflow.run_config import AlgorithmSection
 
-from .ages import VersionSteps
 from .algorithms.grpo import group_advantages
 from .correction import mask_reasons, token_ages, token_versions
 from .groups import Group

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import MaskReason, Sample
-
-from .ages import VersionSteps
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are cut here before exp, so that one absurd token cannot make a metric infinite. Far above any cap."""

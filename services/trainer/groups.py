@@ -62,6 +62,11 @@ class GroupBook:
         final = is_final(samples.status, samples.origin.attempt, self._max_attempts)
         return final and samples.origin.group not in self._closed
 
+    def is_incomplete(self, group: str) -> bool:
+        """Whether members of it are still waited for: it is neither closed nor ready nor taken."""
+        known = self._open.get(group)
+        return group not in self._closed and (known is None or len(known.finals) < self._group_size)
+
     def add(self, samples: SamplesReady) -> DropReason | Group | None:
         """One wanted SamplesReady. Returns the group's judgement when this was its last member; else None.
 

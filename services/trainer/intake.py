@@ -2,6 +2,8 @@
 
 What is not wanted (a closed group's, a repeated attempt's) is acknowledged at once; everything else is held until its
 group is closed, because after a crash the samples are delivered again and are all the trainer has.
+Opening takes as long as the store does, so deliveries are placed out of order; the end of all samples is not: it waits
+for what was delivered before it. A member that cannot be read or trained drops its group, which could never be complete.
 """
 
 from __future__ import annotations
@@ -40,19 +42,25 @@ class Intake:
         """Set with an ``end`` that does not want the rest trained: no further step begins."""
         self.over = False
         """True once the run's training ended: whatever comes now is only acknowledged."""
+        self._unplaced: set[int] = set()
+        """Queue sequences of deliveries that are being opened, or will come again to be."""
+        self._last_request: tuple[int, TrainingEndRequested] | None = None
+        """The sequence of an ``end`` that waits for earlier deliveries, and the request."""
         self.judged_rewards: list[tuple[str, float]] = []
         """Environment and reward of members whose group was dropped for zero variance, since last taken."""
 
     async def on_delivery(self, delivery: Delivery) -> None:
         """Returns as soon as the delivery is placed; it is ended later, when its group is."""
         self.held.hold(UNREAD, delivery)
+        self._unplaced.add(delivery.seq)
         try:
             event = await self._context.inbox.open(delivery)
             if isinstance(event, SamplesReady):
                 check_samples(event, group_size=self._group_size, vocab_size=self._vocab_size)
         except BadInput as wrong:
             self.held.forget(UNREAD, delivery)
-            await self._context.inbox.bury(delivery, str(wrong))
+            await self._bury(delivery, str(wrong))
+            self._placed(delivery)
         except Unavailable as wrong:
             self.held.forget(UNREAD, delivery)
             log.warning("samples.delayed", subject=delivery.subject, reason=str(wrong))
@@ -60,23 +68,42 @@ class Intake:
         else:
             self.held.forget(UNREAD, delivery)
             await self._place(delivery, event)
+            self._placed(delivery)
+
+    async def _bury(self, delivery: Delivery, reason: str) -> None:
+        """The group first: killed in between, the delivery comes again and finds the group closed."""
+        group = _group_of(delivery.subject)
+        if group is not None and self.book.is_incomplete(group):
+            await self.drop([group], DropReason.FAILED)
+            self.news.set()
+        await self._context.inbox.bury(delivery, reason)
+
+    def _placed(self, delivery: Delivery) -> None:
+        """One delivery less that an end may wait for."""
+        self._unplaced.discard(delivery.seq)
+        if self._last_request is not None and self._last_request[0] <= min(self._unplaced, default=self._last_request[0]):
+            self.end = self._last_request[1]
+            self._last_request = None
+            self.news.set()
 
     async def _place(self, delivery: Delivery, event: Event) -> None:
         if self.over:
             await delivery.ack()
         elif isinstance(event, TrainingEndRequested):
             self.held.hold(END, delivery)
-            self._end(event)
+            self._end(event, delivery.seq)
         elif isinstance(event, SamplesReady) and self.book.wants(event):
             self.held.hold(event.origin.group, delivery)
             await self._add(event)
         else:
             await delivery.ack()
 
-    def _end(self, event: TrainingEndRequested) -> None:
+    def _end(self, event: TrainingEndRequested, seq: int) -> None:
+        if event.train_rest:
+            self._last_request = (seq, event)
+            return
         self.end = event
-        if not event.train_rest:
-            self.stop_now.set()
+        self.stop_now.set()
         self.news.set()
 
     async def _add(self, event: SamplesReady) -> None:
@@ -104,3 +131,9 @@ class Intake:
         self.over = True
         for key in self.held.keys:
             await self.held.release(key)
+
+
+def _group_of(subject: str) -> str | None:
+    """The group of a SamplesReady that may be unreadable."""
+    tokens = subject.split(".")
+    return tokens[3] if tokens[2] == "sample" else None

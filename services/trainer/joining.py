@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import GroupDropped, GroupTrained, TrainerStarted, WeightsPublished
 from seamlessflow.contracts.routes import journal, subject_filter
 from seamlessflow.models import resolve_model
@@ -19,7 +20,6 @@ from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 from seamlessflow.weights import MANIFEST, model_path, publish_folder
 
-from .ages import VersionSteps
 from .checkpoints import CheckpointStore
 from .commits import say_committed
 from .config import TrainerSettings

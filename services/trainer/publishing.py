@@ -16,8 +16,9 @@ import structlog
 import torch
 from torch import Tensor
 
+from seamlessflow.ages import VersionSteps
 from seamlessflow.blobs import Store
-from seamlessflow.bus.base import Bus, KeyValue
+from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
@@ -25,7 +26,6 @@ from seamlessflow.errors import Refused, SequenceMismatch
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import WEIGHTS_FILE, publish_folder, remove_folder, weights_path
 
-from .ages import VersionSteps
 from .tensorfiles import safetensors_chunks
 from .threads import patiently
 
@@ -33,6 +33,12 @@ log = structlog.get_logger()
 
 KEEP_VERSIONS = 4
 """Versions that stay in the store. A worker that finds a version gone reads the head again and takes a newer one."""
+
+
+async def read_head(bus: Bus, run: str) -> WeightsHead | None:
+    """The newest complete version of a run; None: nothing was published yet."""
+    entry = await (await bus.kv(WEIGHTS_BUCKET)).get(run)
+    return None if entry is None else unpack_record(WeightsHead, entry.value)
 
 
 class WeightsPublisher:
@@ -47,7 +53,7 @@ class WeightsPublisher:
 
     async def join(self) -> None:
         """Read the head and take over from whoever wrote it. ``steps`` must know the journal's versions."""
-        entry = await (await self._head()).get(self._run)
+        entry = await (await self._bus.kv(WEIGHTS_BUCKET)).get(self._run)
         head = -1
         if entry is not None:
             self._revision = entry.revision
@@ -82,7 +88,7 @@ class WeightsPublisher:
         return publish_folder(self._store, path, {WEIGHTS_FILE: chunks}, {**facts, "dtype": dtype})
 
     async def _move_head(self, head: WeightsHead) -> None:
-        bucket, value = await self._head(), pack_record(head)
+        bucket, value = await self._bus.kv(WEIGHTS_BUCKET), pack_record(head)
         try:
             if self._revision is None:
                 self._revision = await bucket.create(self._run, value)
@@ -93,9 +99,6 @@ class WeightsPublisher:
             if entry is None or entry.value != value:
                 raise Refused(f"the weights' head of run {self._run} was moved by another trainer; this one stops") from wrong
             self._revision = entry.revision  # only our acknowledgement was lost
-
-    async def _head(self) -> KeyValue:
-        return await self._bus.kv(WEIGHTS_BUCKET)
 
     def collect(self) -> None:
         """Remove all but the newest versions. Blocks."""

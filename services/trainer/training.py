@@ -3,6 +3,7 @@
     join ─▶ ┌ wait for a batch ─▶ BatchReady ─▶ wait for the device ─▶ learn ─▶ publish ─▶ StepTaken ─▶ checkpoint? ┐
             └──────────────────────────────────────────◀───────────────────────────────────────────────────────────┘
                     └─ all steps taken, or the end requested ─▶ last checkpoint ─▶ TrainingEnded
+    cannot join ─▶ RunStopRequested, and TrainingEnded with what failed where an earlier line began
 
 Waits for: samples (the intake's ``news``), the device (``DeviceTurn``), a store that is away. Everything in memory may be
 lost at any line: committed steps are in a checkpoint, and the samples of all others are not acknowledged.
@@ -21,15 +22,16 @@ import structlog
 from seamlessflow.contracts import (
     BatchReady,
     DropReason,
-    RunStopRequested,
     Service,
+    StepsCommitted,
     StepTaken,
+    TrainerStarted,
     TrainingEnded,
 )
 from seamlessflow.contracts.routes import consumer_name, queue_stream
 from seamlessflow.errors import BadInput
 from seamlessflow.run_config import RunConfig
-from seamlessflow.runtime import Context, read_run
+from seamlessflow.runtime import Context, failure_words, read_run, stop_run
 
 from .batches import TrainingBatch, is_stale, make_batch
 from .commits import Commits
@@ -39,7 +41,8 @@ from .groups import Group, GroupBook
 from .intake import Intake
 from .joining import Joined, join_run
 from .learner import NotFinite, StepFigures, learning_rate_at
-from .steps import StepTimes, step_metrics
+from .publishing import read_head
+from .step_metrics import StepTimes, step_metrics
 from .threads import in_thread
 
 log = structlog.get_logger()
@@ -69,7 +72,7 @@ class Training:
             self._say_state(f"loading {config.model.name}")
             joined = await join_run(self._context, self.run_name, config, self._settings, self._device.epoch)
         except BadInput as wrong:
-            await self._stop_run(str(wrong))
+            await self._give_up(str(wrong))
             return
         await self._train(config, joined)
 
@@ -201,7 +204,21 @@ class Training:
         """We cannot go on, and trying again would end the same: ask for an orderly end, and say why."""
         log.error("training.failed", run=self.run_name, reason=reason)
         self._say_state(f"failed: {reason}")
-        await self._context.speaker.say(RunStopRequested(run=self.run_name, reason=f"trainer: {reason}"))
+        await stop_run(self._context.speaker, Service.TRAINER, self.run_name, reason)
+
+    async def _give_up(self, reason: str) -> None:
+        """This line cannot begin. What an earlier one committed stands, so that is where training ended."""
+        await self._stop_run(reason)
+        speaker = self._context.speaker
+        if await speaker.last(TrainerStarted, self.run_name) is None:
+            return  # the scheduler waits for no trainer that never began
+        committed = await speaker.last(StepsCommitted, self.run_name)
+        step = 0 if committed is None else committed.step
+        head = await read_head(self._context.bus, self.run_name)
+        version = 0 if head is None else head.weights_version
+        failure = failure_words(Service.TRAINER, reason)
+        await speaker.say(TrainingEnded(run=self.run_name, step=step, weights_version=version, failure=failure))
+        log.info("training.ended", run=self.run_name, step=step, weights_version=version)
 
     async def _end(self, tasks: asyncio.TaskGroup) -> None:
         """Commit what is not committed, say that training ended, let go of all that is held."""

@@ -9,7 +9,6 @@ Segments may come in any order and more than once; a turn is made when the end i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from seamlessflow.contracts import (
@@ -27,11 +26,10 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import MalformedMessage
 
-from .identity import Message, tool_call_id
+from .answers import finish_reason, message_of, refusal, too_long
+from .identity import Message
 from .matching import Conversations, Known, Place, missing_turns
-from .parsing import Parsed
-from .rendering import Known as KnownTurn
-from .rendering import Renderer
+from .rendering import KnownTurn, Renderer
 from .template import TemplateRefused
 from .tree import Run, Tree, Turn, join, merge_runs
 
@@ -159,7 +157,7 @@ class Episode:
         call.prompt_tokens = parent_tokens + len(suffix)
         room = self._max_context_tokens - call.prompt_tokens
         if room < 1:
-            return self._refuse(call, _too_long(self._max_context_tokens, call.prompt_tokens))
+            return self._refuse(call, too_long(self._max_context_tokens, call.prompt_tokens))
         sampling = request.sampling.model_copy(update={"max_tokens": min(request.sampling.max_tokens, room)})
         call.requested = GenerationRequested(
             run=request.run,
@@ -191,7 +189,7 @@ class Episode:
 
     def _answer(self, call: Call, requested: GenerationRequested, ended: GenerationEnded) -> CallAnswered:
         if ended.finish is GenerationFinish.CONTEXT:
-            return refusal(call.request, _too_long(self._max_context_tokens, call.prompt_tokens))
+            return refusal(call.request, too_long(self._max_context_tokens, call.prompt_tokens))
         assert call.place is not None
         turn = _turn_of(call, requested)
         self.tree.add(turn)
@@ -205,19 +203,9 @@ class Episode:
             episode=call.request.episode,
             call=call.request.call,
             message=message,
-            finish_reason="tool_calls"
-            if parsed.tool_calls
-            else "length"
-            if ended.finish is GenerationFinish.LENGTH
-            else "stop",
+            finish_reason=finish_reason(parsed, ended.finish),
             usage=Usage(prompt_tokens=call.prompt_tokens, completion_tokens=len(turn.sampled)),
         )
-
-
-def _finish_reason(parsed: Parsed, finish: GenerationFinish) -> str:
-    if parsed.tool_calls:
-        return "tool_calls"
-    return "length" if finish is GenerationFinish.LENGTH else "stop"
 
 
 def _has_all(call: Call, ended: GenerationEnded) -> bool:
@@ -239,35 +227,4 @@ def _turn_of(call: Call, requested: GenerationRequested) -> Turn:
         logprobs=Float32s.from_bytes(b"".join(segment.logprobs.to_bytes() for segment in segments)),
         versions=merge_runs((segment.weights_version, len(segment.token_ids)) for segment in segments),
         is_fork=call.is_fork,
-    )
-
-
-def message_of(parsed: Parsed, call: str) -> dict[str, object]:
-    """A turn in the chat completions form; its tool calls carry ids that point back at it."""
-    message: dict[str, object] = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning is not None:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["content"] = parsed.content or None
-        message["tool_calls"] = list(_tool_calls(parsed, call))
-    return message
-
-
-def _tool_calls(parsed: Parsed, call: str) -> Iterator[dict[str, object]]:
-    for index, tool in enumerate(parsed.tool_calls):
-        function = {"name": tool.name, "arguments": tool.arguments}
-        yield {"id": tool_call_id(call, index), "type": "function", "function": function}
-
-
-def refusal(request: CallRequested, error: CallError) -> CallAnswered:
-    """An answer that is an error."""
-    return CallAnswered(run=request.run, episode=request.episode, call=request.call, error=error)
-
-
-def _too_long(most: int, got: int) -> CallError:
-    return CallError(
-        status=400,
-        code="context_length_exceeded",
-        message=f"This model's maximum context length is {most} tokens. However, your messages resulted in {got} tokens. "
-        "Please reduce the length of the messages.",
     )

@@ -11,15 +11,19 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from seamlessflow.errors import ConfigError
+
 from .identity import Message, text_of
 from .parsing import Parsed, ToolCall
-from .rendering import Known, Renderer
+from .rendering import KnownTurn, Renderer
 from .template import TemplateRefused
 from .tokenizer import ChatTokenizer
 
 
 def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Renderer | None:
     """The exact renderer of a model known by its hub id (or of a named family); None when there is none.
+
+    Raises ConfigError where the package knows the model and cannot render it with this tokenizer.
 
     A fine-tune under another name may have another template, so it is rendered with its own.
     """
@@ -29,8 +33,11 @@ def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Ren
     known = family or base.MODEL_RENDERER_MAP.get(tokenizer.name_or_path)
     if known is None:
         return None
-    config: Any = import_module("renderers.configs").config_from_name(known)
-    return LibraryRenderer(base.create_renderer(tokenizer, config))
+    try:
+        config: Any = import_module("renderers.configs").config_from_name(known)
+        return LibraryRenderer(base.create_renderer(tokenizer, config))
+    except Exception as wrong:  # the package has no error class of its own
+        raise ConfigError(f"no {known} renderer can be made for {tokenizer.name_or_path or 'this model'}: {wrong}") from wrong
 
 
 class LibraryRenderer:
@@ -50,7 +57,7 @@ class LibraryRenderer:
             raise TemplateRefused(f"the model's renderer refuses these messages: {wrong}") from wrong
         return list(ids)
 
-    def suffix(self, known: Known, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
+    def suffix(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
         prompt, sampled = known.prompt(), list(known.sampled)
         new = [_plain(m) for m in messages[known.num_messages :]]
         try:

@@ -32,7 +32,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import Unavailable
 
-from .episode import Call, Episode, refusal
+from .answers import refusal
+from .episode import Call, Episode
 from .rendering import Renderer
 from .samples import samples_of
 
@@ -108,10 +109,6 @@ class Manager:
     def episode(self, episode: str) -> Episode | None:
         """An open episode."""
         return self._open.get(episode)
-
-    @property
-    def num_open_episodes(self) -> int:
-        return len(self._open)
 
     def _on_call_requested(self, event: CallRequested) -> list[Event]:
         if event.episode in self._ended:

@@ -21,7 +21,7 @@ from .tokenizer import ChatTokenizer, read_json
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTurn:
     """The turn that a conversation goes on from."""
 
     prompt: Callable[[], list[int]]
@@ -43,7 +43,7 @@ class Renderer(Protocol):
         """The whole prompt for the assistant's next turn. Raises TemplateRefused."""
         ...
 
-    def suffix(self, known: Known, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
+    def suffix(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
         """The ids between a known turn's last sampled token and the next turn. ``messages``: the whole conversation.
 
         None: the template shows an earlier turn differently now, so there is no exact prefix. Raises TemplateRefused.
@@ -73,7 +73,7 @@ class TemplateRenderer:
     def render(self, messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
         return self._tokenizer.encode(self._template.render(messages, tools, add_generation_prompt=True))
 
-    def suffix(self, known: Known, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
+    def suffix(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
         before = self._template.render(messages[: known.num_messages], tools, add_generation_prompt=False)
         after = self._template.render(messages, tools, add_generation_prompt=True)
         end = max(((before.rfind(self._tokenizer.token(stop)), stop) for stop in self._stops), default=(-1, -1))
@@ -82,7 +82,7 @@ class TemplateRenderer:
         # What follows the turn's own text: its close token, what the template puts behind it, and the new messages.
         return self._after_close(known, end[1], after[end[0] :])
 
-    def _after_close(self, known: Known, close: int, text: str) -> list[int] | None:
+    def _after_close(self, known: KnownTurn, close: int, text: str) -> list[int] | None:
         """``text`` begins with the close token, a hard boundary: what is before it does not change its encoding."""
         ids = self._tokenizer.encode(text)
         if not ids or ids[0] != close:

@@ -3,7 +3,8 @@
     lease ─▶ run document ─▶ model folder ─▶ fold ─▶ queue, one event after the other ─▶ said, hinted, acknowledged
 
 A new lease for another run or other shards leaves the queue in order first. All state is the fold: a killed process loses
-nothing, and what it had not acknowledged comes again.
+nothing, and what it had not acknowledged comes again. A run whose model has no usable tokenizer or template is asked to
+end, saying why.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from seamlessflow.contracts import (
     Service,
 )
 from seamlessflow.contracts.routes import consumer_name, queue_stream
-from seamlessflow.runtime import Context, HandlerTable, Inbox, LeaseWatch, read_run
+from seamlessflow.errors import BadInput
+from seamlessflow.runtime import Context, HandlerTable, Inbox, LeaseWatch, read_run, stop_run
 
 from .manager import Manager, NotYet
 from .reading import fetch_renderer, fold_shard, refold_episode
@@ -37,8 +39,8 @@ log = structlog.get_logger()
 CREDIT = 256
 """Deliveries a shard holds at a time; they are judged one after the other and said side by side."""
 
-Membership = tuple[str, tuple[str, ...]]
-"""A run and the shards we hold of it."""
+Shards = tuple[str, tuple[str, ...]]
+"""A run, and which of its shards we hold."""
 
 
 class TrajectoryManager:
@@ -46,7 +48,7 @@ class TrajectoryManager:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._member_of: Membership | None = None
+        self._member_of: Shards | None = None
         self._task: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] | None = None
 
@@ -87,10 +89,14 @@ class TrajectoryManager:
     async def _serve(self, run: str, shards: tuple[str, ...]) -> None:
         """Until cancelled."""
         context = self._context
-        context.presence.update(state=f"waits for run {run}")
-        config = await read_run(context.speaker, run)
-        context.presence.update(state=f"waits for the model of {run}")
-        renderer = await fetch_renderer(context.store, run, config, context.settings.work_dir)
+        try:
+            context.presence.update(state=f"waits for run {run}")
+            config = await read_run(context.speaker, run)
+            context.presence.update(state=f"waits for the model of {run}")
+            renderer = await fetch_renderer(context.store, run, config, context.settings.work_dir)
+        except BadInput as wrong:
+            await self._give_up(run, str(wrong))
+            return
         manager = Manager(renderer, config.model.max_context_tokens)
         member = RunMember(context, manager)
         subscriptions: list[Subscription] = []
@@ -106,6 +112,12 @@ class TrajectoryManager:
             # Shielded: a second cancellation must not strand deliveries.
             await asyncio.shield(asyncio.gather(*(subscription.leave() for subscription in subscriptions)))
             log.info("run.left", run=run, shards=shards)
+
+    async def _give_up(self, run: str, reason: str) -> None:
+        """We can never serve this run: ask for its orderly end, and wait for the lease that takes us out of it."""
+        log.error("run.cannot_be_served", run=run, reason=reason)
+        self._context.presence.update(state=f"failed: {reason}"[:300])
+        await stop_run(self._context.speaker, Service.TRAJECTORY_MANAGER, run, reason)
 
 
 class RunMember:

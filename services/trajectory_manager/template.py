@@ -13,9 +13,9 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from seamlessflow.errors import BadInput, ConfigError
+from seamlessflow.models.checking import template_source
 
 from .identity import Message, text_of
-from .tokenizer import read_json
 
 
 class TemplateRefused(BadInput):
@@ -40,11 +40,8 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path, variables: Mapping[str, str]) -> ChatTemplate:
         """Raises ConfigError when the folder brings no template."""
-        path = folder / "chat_template.jinja"
-        source = path.read_text() if path.is_file() else read_json(folder / "tokenizer_config.json").get("chat_template")
-        if isinstance(source, list):  # named templates
-            source = next((each["template"] for each in source if each.get("name") == "default"), None)
-        if not isinstance(source, str):
+        source = template_source(folder)
+        if source is None:
             raise ConfigError(f"{folder}: no chat_template.jinja and none in tokenizer_config.json; agents need one")
         return cls(source, variables)
 

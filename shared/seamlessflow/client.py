@@ -1,18 +1,21 @@
 """For people and programs that use SeamlessFlow: request a run, publish tasks, follow what happens.
 
-async with Client.open("nats://127.0.0.1:4222") as client:
+async with Client.open("nats://127.0.0.1:4222", "s3://bucket/runs") as client:
     await client.submit(TaskSubmitted(run="demo", task="t1", env="single", prompt="What is 2 + 2?"))
-    async for event, time in client.follow("demo"):
+    async for record, event in client.events("demo", follow=True):
         ...
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
-from .blobs import Store
+import nats.errors
+
+from .blobs import BLOB_HEADER, Store
 from .bus.base import Bus, Record, StreamSpec
 from .bus.jetstream import connect
 from .codec import unpack_record
@@ -20,6 +23,7 @@ from .contracts import (
     Event,
     NodeStatus,
     RunRequested,
+    RunStarted,
     RunState,
     RunStopRequested,
     Service,
@@ -35,12 +39,31 @@ from .contracts.routes import (
     control_streams,
     inbox_prefix,
     journal,
+    subject_filter,
     subject_of,
 )
-from .errors import MalformedMessage
-from .run_config import RunConfig
+from .errors import ConfigError, MalformedMessage, Unavailable
+from .run_config import RunConfig, parse_run_config
 from .runtime.speaker import Speaker
+from .secrecy import without_password
 from .settings import Settings
+
+CONNECT_SECONDS = 5.0
+
+
+class NoStore(Store):
+    """Stands for a store nobody named: the first thing that needs it says so."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://")
+
+    def read(self, path: str) -> bytes:
+        raise ConfigError(f"{path} is in the run's store: give --store URL, the one the services use")
+
+    def write(self, path: str, content: bytes) -> None:
+        raise ConfigError(
+            f"{len(content)} bytes for {path} go into the run's store: give --store URL, the one the services use"
+        )
 
 
 class Client:
@@ -52,14 +75,27 @@ class Client:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, nats_url: str, store_url: str = "memory://") -> AsyncIterator[Self]:
-        """Connect and, at the end, close. Without ``store_url`` events above 64 KiB cannot be read.
+    async def open(
+        cls, nats_url: str, store_url: str | None = None, *, patience_seconds: float = CONNECT_SECONDS
+    ) -> AsyncIterator[Self]:
+        """Connect and, at the end, close. Without ``store_url`` an event above 64 KiB is an error that says so.
 
+        Raises Unavailable when nothing answers within ``patience_seconds``; once connected, it reconnects for ever.
         Where the server asks for keys, SEAMLESSFLOW_NKEY_SEED is ours.
         """
-        bus = await connect(nats_url, name="client", inbox_prefix=inbox_prefix(Service.USER), nkey_seed=Settings().nkey_seed)
+        store = NoStore() if store_url is None else Store(store_url)
+        prefix, seed = inbox_prefix(Service.USER), Settings().nkey_seed
         try:
-            yield cls(bus, Store(store_url))
+            async with asyncio.timeout(patience_seconds):
+                bus = await connect(nats_url, name="client", inbox_prefix=prefix, nkey_seed=seed)
+        except (TimeoutError, OSError, ValueError, nats.errors.Error) as wrong:
+            detail = f" ({wrong})" if str(wrong) else ""
+            raise Unavailable(
+                f"{without_password(nats_url)} did not answer within {patience_seconds:g} s{detail}. "
+                "Is a nats-server there, and are user and password those of its URL?"
+            ) from wrong
+        try:
+            yield cls(bus, store)
         finally:
             await bus.close()
 
@@ -91,12 +127,29 @@ class Client:
         """Names of the runs whose journals exist."""
         return sorted(name[2:] for name in await self.bus.stream_names() if name.startswith(journal("")))
 
+    async def requested(self, run: str) -> RunConfig | None:
+        """What a run is: the document it was started with, or was asked for with; None when nobody asked for it."""
+        started = await self._speaker.first(RunStarted, run) if run in await self.runs() else None
+        if started is not None:
+            return parse_run_config(started.document, source=f"run {run}")
+        await self.bus.ensure_stream(_control())
+        first = await self.bus.first(CONTROL_STREAM, subject_filter(RunRequested, run=run))
+        request = None if first is None else await self._speaker.open(first)
+        return parse_run_config(request.document, source=f"run {run}") if isinstance(request, RunRequested) else None
+
     async def events(self, run: str, *, follow: bool = False, start_seq: int = 1) -> AsyncIterator[tuple[Record, Event]]:
-        """A run's journal in order, each event with its record (sequence, time, subject); malformed messages are left out."""
+        """A run's journal in order, each event with its record (sequence, time, subject); malformed messages are left out.
+
+        Raises ConfigError at an event that is kept in the run's store and not in ours: leaving it out would bend every sum.
+        """
         async for record in self.bus.read(journal(run), start_seq=start_seq, follow=follow):
             try:
                 yield record, await self._speaker.open(record)
-            except MalformedMessage:
+            except MalformedMessage as wrong:
+                if BLOB_HEADER in record.headers:
+                    raise ConfigError(
+                        f"event {record.seq} of run {run}: {wrong}; give --store URL, the one the services use"
+                    ) from wrong
                 continue  # its reader has dead-lettered it; the dead letter is an event of its own
 
     async def run_state(self, run: str) -> RunState | None:

@@ -35,20 +35,9 @@ from .contracts import (
     SegmentSampled,
     StepsCommitted,
 )
-from .contracts.routes import subject_filter
 
 SUPERSEDED, UNDELIVERED, FAILED, RUN_ENDED = "superseded", "undelivered", "failed", "run_ended"
 _GROUP_REASONS = {reason.value for reason in DropReason} - {FAILED, RUN_ENDED}
-READ: tuple[type[Event], ...] = (
-    EpisodeOpened, SegmentSampled, EpisodeEnded, EpisodeEvaluated, SamplesReady, GroupTrained, GroupDropped, StepsCommitted,
-    RunEnded,
-)  # fmt: skip
-"""Events a ledger is made of; all others may be left unread."""
-
-
-def ledger_filters(run: str) -> list[str]:
-    """Subjects of a run's journal that hold these events."""
-    return list(dict.fromkeys(subject_filter(kind, run=run) for kind in READ))
 
 
 @dataclass(frozen=True, slots=True)

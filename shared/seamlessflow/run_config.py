@@ -18,6 +18,8 @@ from .errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+MAX_PARTITIONS = 16
+"""The server's permissions name every shard and bucket, so there is a highest one."""
 
 
 class Section(BaseModel):
@@ -58,7 +60,14 @@ class TasksSection(Section):
     max_held_out: PositiveInt | None = None
     """Evaluate at most this many held-out questions. None: all."""
     question_template: str = "{question}"
-    """The prompt; ``{question}`` is the data set's question."""
+    """The prompt; ``{question}`` is the data set's question. All other braces stay as they are."""
+
+    @field_validator("question_template")
+    @classmethod
+    def _asks_something(cls, template: str) -> str:
+        if "{question}" not in template:
+            raise ValueError("must hold {question}, which is replaced by the data set's question")
+        return template
 
     @field_validator("source")
     @classmethod
@@ -82,7 +91,8 @@ class AgentSection(Section):
     """``reasoning_gym`` (the data set's own scorer) or a verifier ``module:function``:
     ``function(answer: str, task: dict) -> float``."""
     deadline_seconds: PositiveFloat = 120.0
-    """Killed after this long."""
+    """Killed after this long. The clock stands still while a call waits for its answer; ten times as long (at least
+    half an hour) is the limit for all time together."""
     memory_mb: PositiveInt = 2048
     """Killed beyond this much memory of its own."""
     output_bytes: PositiveInt = 1_000_000
@@ -141,6 +151,12 @@ class AlgorithmSection(Section):
     """Tokens sampled more optimiser steps ago are masked; groups are admitted so that few get that old."""
     drop_zero_variance: bool = True
     """Drop groups in which every reward is equal, and sample others instead."""
+    stop_after_failed_groups: PositiveInt | None = None
+    """The run stops, saying why, when this many groups failed one after the other and no episode completed in between.
+    None: 2 * groups_per_step."""
+    stop_after_dropped_groups: PositiveInt | None = None
+    """The run stops, saying why, when this many groups were dropped, for whatever reason, and no step was taken in between.
+    None: 20 * groups_per_step."""
     micro_batch_tokens: PositiveInt = 4096
     """Tokens that go through the model at a time."""
     max_sequence_tokens: PositiveInt = 4096
@@ -156,12 +172,12 @@ class FleetSection(Section):
     """Generations side by side on one rollout-worker."""
     agents: PositiveInt = 32
     """Episodes side by side on one agent-runner."""
-    shards: PositiveInt = 1
+    shards: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
     """Partitions of the trajectory-manager."""
-    buckets: PositiveInt = 1
+    buckets: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
     """Affinity buckets per tag."""
     max_attempts: PositiveInt = 3
-    """Attempts at an episode before it counts as failed."""
+    """Attempts at an episode before it counts as failed. One lost with its runner is repeated beyond that, up to 10 in all."""
     journal_bytes: int = -1
     """Limit of the journal; admission stops at 80 % of it. -1: none."""
 
@@ -228,7 +244,7 @@ def load_run_config(path: Path, overrides: dict[str, Any] | None = None) -> RunC
     try:
         document = tomllib.loads(path.read_text())
     except FileNotFoundError as wrong:
-        raise ConfigError(f"{path}: no such file; see configs/ for examples") from wrong
+        raise ConfigError(f"{path}: no such file; see deploy/demo for examples") from wrong
     except tomllib.TOMLDecodeError as wrong:
         raise ConfigError(f"{path}: not TOML: {wrong}") from wrong
     for dotted, value in (overrides or {}).items():

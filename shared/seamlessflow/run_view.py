@@ -6,8 +6,10 @@ Time is the moment the server stored an event (Unix seconds); nothing here reads
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from .ages import VersionSteps
 from .contracts import (
     DeadLetter,
     EpisodeEnded,
@@ -27,11 +29,13 @@ from .contracts import (
     SegmentSampled,
     StepsCommitted,
     StepTaken,
+    TaskSubmitted,
     TrainerStarted,
     TrainingEnded,
     WeightsLoaded,
     WeightsPublished,
 )
+from .errors import BadInput
 
 
 @dataclass
@@ -43,6 +47,8 @@ class StepRow:
     weights_version: int
     time: float
     metrics: dict[str, float]
+    ages: Counter[int] = field(default_factory=Counter)
+    """Tokens of its groups by age in optimiser steps."""
 
 
 @dataclass
@@ -74,16 +80,21 @@ class RunView:
     fetch_seconds: float = 0.0
     weights_version: int | None = None
     weights_path: str = ""
-    staleness: Counter[int] = field(default_factory=Counter)
-    """Trained-group tokens by age in optimiser steps."""
     token_times: list[tuple[float, int]] = field(default_factory=list)
-    version_steps: dict[int, int] = field(default_factory=dict)
+    version_steps: VersionSteps = field(default_factory=VersionSteps)
+    tasks: set[str] = field(default_factory=set)
+    """Ids of all tasks the journal holds."""
     _group_versions: dict[str, Counter[int]] = field(default_factory=dict)
     _episodes_running: set[str] = field(default_factory=set)
 
     @property
     def running_episodes(self) -> int:
         return len(self._episodes_running)
+
+    @property
+    def staleness(self) -> Counter[int]:
+        """Tokens of trained groups by age in optimiser steps; those of abandoned steps are counted where they are trained."""
+        return sum((row.ages for row in self.steps), Counter())
 
     @property
     def step(self) -> int:
@@ -105,6 +116,8 @@ class RunView:
                 self.started = time
             case RunEnded():
                 self.ended, self.ended_at = event, time
+            case TaskSubmitted():
+                self.tasks.add(event.task)
             case GroupAdmitted(evaluation=None):
                 self.groups_admitted += 1
                 self.training_began = self.training_began or time
@@ -126,17 +139,20 @@ class RunView:
                 self._on_step(event, time)
             case StepsCommitted():
                 self.committed_step = event.step
+                for group in event.groups:
+                    self._group_versions.pop(group, None)
             case TrainerStarted():
                 self.steps = [row for row in self.steps if row.step <= event.step]
             case GroupDropped():
                 self.groups_dropped[event.reason.value] += 1
+                self._group_versions.pop(event.group, None)
             case EvaluationEnded():
                 self.evaluations[event.round] = event
             case TrainingEnded():
                 self.training_ended = time
             case WeightsPublished():
                 self.weights_version, self.weights_path = event.weights_version, event.path
-                self.version_steps[event.weights_version] = event.step
+                self.version_steps.publish(event.weights_version, event.step)
             case WeightsLoaded():
                 self.pauses.append((time, event.pause_seconds))
                 self.fetch_seconds += event.fetch_seconds
@@ -156,10 +172,13 @@ class RunView:
             self.failures.append(f"{event.episode}: {event.status.value}: {event.reason}")
 
     def _on_step(self, event: StepTaken, time: float) -> None:
-        self.steps.append(StepRow(event.step, event.line, event.weights_version, time, dict(event.metrics)))
+        ages: Counter[int] = Counter()
+        # Kept until they are committed: after a resume the same groups are trained again.
         for group in event.groups:
-            for version, count in self._group_versions.pop(group, Counter()).items():
-                self.staleness[event.step - 1 - self.version_steps.get(version, 0)] += count
+            for version, count in self._group_versions.get(group, Counter()).items():
+                with suppress(BadInput):  # the trainer masks what no version explains
+                    ages[self.version_steps.age(version, event.step - 1)] += count
+        self.steps.append(StepRow(event.step, event.line, event.weights_version, time, dict(event.metrics), ages))
 
     def _on_role(self, event: RoleAssigned, time: float) -> None:
         self.roles[event.node] = (event.role, event.reason)

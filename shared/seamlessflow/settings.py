@@ -37,5 +37,16 @@ class Settings(BaseSettings):
     """debug, info, warning or error."""
     log_json: bool | None = None
     """None: JSON unless the output is a terminal."""
-    metrics_port: int | None = None
-    """Where Prometheus may read this process's metrics. None: nowhere."""
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    """Where Prometheus may read this process's metrics; each process of a machine needs a port of its own. None: nowhere."""
+    metrics_host: str = "127.0.0.1"
+    """The address that port is opened on. 0.0.0.0: whoever reaches this machine."""
+
+
+def forget_environment() -> None:
+    """Take our variables out of this process's environment, once settings are read: nothing started later inherits them.
+
+    ``AWS_*`` stay: the S3 client reads them when the store is first used, and again when its credentials run out.
+    """
+    for name in [name for name in os.environ if name.startswith("SEAMLESSFLOW_")]:
+        del os.environ[name]

@@ -1,4 +1,4 @@
-"""Keeps processes alive: starts the five services on this machine, restarts what dies, ends all of them together.
+"""Keeps processes alive: restarts what dies, ends all of them together, and never stops trying before it is told to.
 
 Every child dies with this process, kill -9 included, and its output goes to a file of its own.
 """
@@ -9,25 +9,24 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import structlog
-
-from .bus.server import EmbeddedServer
-from .errors import ConfigError
 from .processes import die_with_parent
 
-log = structlog.get_logger()
+Say = Callable[[str, str], None]
+"""Hears (name, what happened) for the screen."""
 
 CALM_SECONDS = 10.0
 """A process that lived this long starts again at once; one that died sooner waits longer each time."""
+FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 8.0
 STOP_SECONDS = 20.0
 """How long a service may take to end orderly before it is killed."""
+SAY_WAITING_SECONDS = 5.0
 
 
 @dataclass
@@ -41,76 +40,19 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     last_exit: int | None = None
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What the services of one machine are given."""
-
-    nats_url: str
-    store_url: str
-    work_dir: Path
-    log_dir: Path
-
-
-def checkout_root() -> Path:
-    """Folder that holds ``services/``: the working directory, else the checkout this library is installed from."""
-    for candidate in (Path.cwd(), *Path(__file__).resolve().parents):
-        if (candidate / "services" / "scheduler" / "__main__.py").is_file():
-            return candidate
-    raise ConfigError("the folder 'services' was not found: run this from a checkout of the project, or use --nats URL")
-
-
-def service_children(around: Surroundings, *, slices: int) -> list[Child]:
-    """The services of one machine as child processes.
-
-    The machine is cut into ``slices`` devices with an equal share of its cores: every slice has a rollout-worker, and the last
-    one also has the trainer, so that it lends itself to rollout between steps. One slice: sampling and training take turns.
-    """
-    threads = max(1, (os.cpu_count() or 1) // slices)
-    children = [
-        _child("scheduler", "scheduler", "local-scheduler", around),
-        _child("trajectory-manager", "trajectory-manager", "local-trees", around),
-        _child("agent-runner", "agent-runner", "local-agents", around),
-    ]
-    for index in range(slices):
-        children.append(_child(f"rollout-worker-{index}", "rollout-worker", f"local-{index}", around, threads))
-    children.append(_child("trainer", "trainer", f"local-{slices - 1}", around, threads))
-    return children
-
-
-def default_slices() -> int:
-    """Two where there are two cores: on a CPU two single-threaded processes get more done than one with two threads."""
-    return 2 if (os.cpu_count() or 1) >= 2 else 1
-
-
-def _child(name: str, service: str, node: str, around: Surroundings, threads: int | None = None) -> Child:
-    root = checkout_root()
-    env = {
-        # Arithmetic threads that spin while they wait steal the cores from the other services of this machine.
-        "OMP_WAIT_POLICY": "passive",
-        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
-        **os.environ,
-        "SEAMLESSFLOW_NATS_URL": around.nats_url,
-        "SEAMLESSFLOW_STORE_URL": around.store_url,
-        "SEAMLESSFLOW_WORK_DIR": str(around.work_dir),
-        "SEAMLESSFLOW_NODE": node,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
-        "PYTHONUNBUFFERED": "1",
-    }
-    env.pop("SEAMLESSFLOW_INSTANCE", None)
-    argv = [sys.executable, "-m", f"services.{service.replace('-', '_')}"]
-    return Child(name=name, argv=argv, env=env, log_path=around.log_dir / f"{name}.log")
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
 
 
 class Supervisor:
-    """Runs children until stopped. ``on_event`` hears (name, what happened) for the screen."""
+    """Runs children until stopped."""
 
-    def __init__(self, children: list[Child], on_event: Callable[[str, str], None] | None = None) -> None:
+    def __init__(self, children: list[Child], on_event: Say | None = None) -> None:
         self.children = children
         self._say = on_event or (lambda name, what: None)
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -118,56 +60,60 @@ class Supervisor:
         self._keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
 
     async def _keep(self, child: Child) -> None:
-        backoff = 0.5
-        while not self._stopping:
+        backoff = FIRST_BACKOFF_SECONDS
+        while not self._stopping.is_set():
             began = time.monotonic()
-            child.log_path.parent.mkdir(parents=True, exist_ok=True)
-            with child.log_path.open("ab") as output:
-                child.process = await asyncio.create_subprocess_exec(
-                    *child.argv,
-                    env=child.env,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    preexec_fn=die_with_parent,
-                    start_new_session=True,  # Ctrl-C in the terminal is ours to pass on, in order
-                )
-            child.last_exit = await child.process.wait()
-            if self._stopping:
+            try:
+                end = await self._run_once(child)
+            except (OSError, ValueError) as wrong:  # no process or no log file can be had now; later perhaps
+                end = f"could not be started: {wrong}"
+            if self._stopping.is_set():
                 return
             child.restarts += 1
-            backoff = 0.5 if time.monotonic() - began > CALM_SECONDS else min(backoff * 2, MAX_BACKOFF_SECONDS)
-            self._say(child.name, f"died ({_cause(child.last_exit)}), restarting in {backoff:.1f} s; see {child.log_path}")
-            await asyncio.sleep(backoff)
+            calm = time.monotonic() - began > CALM_SECONDS
+            backoff = FIRST_BACKOFF_SECONDS if calm else min(backoff * 2, MAX_BACKOFF_SECONDS)
+            self._say(child.name, f"{end}; starting again in {backoff:.1f} s, see {child.log_path}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff):
+                    await self._stopping.wait()
+
+    async def _run_once(self, child: Child) -> str:
+        """One life of a child; how it ended, in words."""
+        child.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with child.log_path.open("ab") as output:
+            child.process = await asyncio.create_subprocess_exec(
+                *child.argv,
+                env=child.env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+                start_new_session=True,  # Ctrl-C in the terminal is ours to pass on, in order
+            )
+        if self._stopping.is_set():  # asked for while it was being started
+            _signal(child, signal.SIGTERM)
+        child.last_exit = await child.process.wait()
+        return f"died ({_cause(child.last_exit)})"
 
     async def stop(self) -> None:
-        """SIGTERM to all, wait, kill what is left. Idempotent."""
-        self._stopping = True
+        """SIGTERM to all, wait, saying for whom; kill what is left. Idempotent."""
+        self._stopping.set()
         for child in self.children:
             _signal(child, signal.SIGTERM)
-        waiting = [child.process.wait() for child in self.children if child.process is not None]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*waiting), STOP_SECONDS)
+        deadline = time.monotonic() + STOP_SECONDS
+        while (left := [keeper for keeper in self._keepers if not keeper.done()]) and time.monotonic() < deadline:
+            done, _ = await asyncio.wait(left, timeout=SAY_WAITING_SECONDS)
+            if not done:
+                self._say("stopping:", f"still waiting for {', '.join(c.name for c in self.children if c.running)}")
         for child in self.children:
-            if child.process is not None and child.process.returncode is None:
-                log.warning("service.killed", name=child.name, reason=f"still there {STOP_SECONDS:.0f} s after SIGTERM")
+            if child.running:
+                self._say(child.name, f"killed: still there {STOP_SECONDS:.0f} s after SIGTERM")
                 _signal(child, signal.SIGKILL)
-        for keeper in self._keepers:
-            keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
 
-async def keep_server(server: EmbeddedServer, on_event: Callable[[str, str], None]) -> None:
-    """Restart the embedded nats-server on its port whenever it dies, until cancelled."""
-    while True:
-        await asyncio.sleep(0.2)
-        if not server.running:
-            on_event("nats-server", "died, restarting on the same port")
-            server.restart()  # here, not in a thread: it dies with the thread that started it
-
-
 def _signal(child: Child, number: signal.Signals) -> None:
-    if child.process is not None and child.process.returncode is None:
+    if child.running and child.process is not None:
         with contextlib.suppress(ProcessLookupError):
             child.process.send_signal(number)
 

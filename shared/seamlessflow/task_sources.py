@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,15 +52,20 @@ def load_questions(section: TasksSection, seed: int) -> Questions:
     """All questions a run file asks for, split; none for ``queue``. Raises ConfigError that says what cannot be made."""
     if section.source == "queue":
         return Questions((), ())
-    made = []
-    for entry in (_reasoning_gym if section.source == "reasoning_gym" else _own_source)(section, seed):
-        plain = json.loads(json.dumps(entry, default=str))
-        text = section.question_template.format(question=entry["question"])
-        made.append(Question(text, {"dataset": section.dataset, "entry": plain}))
+    entries = (_reasoning_gym if section.source == "reasoning_gym" else _own_source)(section, seed)
+    made = [_question(section, entry) for entry in entries]
     split = split_questions(made, section.held_out_percent, section.max_held_out)
     if not split.training:
         raise ConfigError(f"tasks: no training question is left of {len(made)}; lower held_out_percent or raise num_questions")
     return split
+
+
+def _question(section: TasksSection, entry: Any) -> Question:
+    if not isinstance(entry, Mapping) or "question" not in entry:
+        raise ConfigError(f"tasks.source: {section.source} gave {str(entry)[:200]}; expected a mapping that holds 'question'")
+    # Not str.format: a template may show JSON, braces and all.
+    text = section.question_template.replace("{question}", str(entry["question"]))
+    return Question(text, {"dataset": section.dataset, "entry": json.loads(json.dumps(entry, default=str))})
 
 
 def _reasoning_gym(section: TasksSection, seed: int) -> list[Any]:
@@ -91,6 +97,11 @@ def evaluation_tasks(run: str, config: RunConfig, questions: Questions) -> list[
     ]
 
 
+def training_task_id(index: int) -> str:
+    """Id of the ``index``-th training task."""
+    return f"train-{index}"
+
+
 def training_task(run: str, config: RunConfig, questions: Questions, index: int) -> TaskSubmitted:
     """The ``index``-th training task: agents by their shares in turn, questions in an order reshuffled each time through."""
     turns = [agent.env for agent in config.agents for _ in range(agent.share)]
@@ -99,4 +110,4 @@ def training_task(run: str, config: RunConfig, questions: Questions, index: int)
     order = list(range(len(questions.training)))
     random.Random(f"{config.seed}/{env}/{epoch}").shuffle(order)  # noqa: S311 - not a secret
     question = questions.training[order[offset]]
-    return TaskSubmitted(run=run, task=f"train-{index}", env=env, prompt=question.text, data=question.data)
+    return TaskSubmitted(run=run, task=training_task_id(index), env=env, prompt=question.text, data=question.data)

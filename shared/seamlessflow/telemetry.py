@@ -1,14 +1,30 @@
-"""Logs are events with fields: pretty on a terminal, one JSON object a line elsewhere."""
+"""Logs are events with fields: pretty on a terminal, one JSON object a line elsewhere. Metrics are counts, for Prometheus.
+
+The facts of a run are in its journal; these metrics tell whether a process is well. Without ``metrics_port`` they cost an
+addition each, and the package prometheus-client is not needed.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import structlog
 
 from .contracts import Service
+from .errors import ConfigError
 from .settings import Settings
+
+COUNTED = {
+    "events_said": "Events stored, by kind; repetitions of what was stored before included.",
+    "events_handled": "Deliveries that were handled well, by kind of event.",
+    "events_dead": "Deliveries that became dead letters.",
+}
+_counts: Counter[tuple[str, str]] = Counter()
 
 
 def configure_logging(settings: Settings, service: Service) -> None:
@@ -31,3 +47,62 @@ def configure_logging(settings: Settings, service: Service) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service.value, instance=settings.instance)
+
+
+def count(name: str, kind: str = "") -> None:
+    """Add one to a metric of COUNTED."""
+    _counts[name, kind] += 1
+
+
+def serve_metrics(settings: Settings, service: Service, connected: Callable[[], bool]) -> Callable[[], None]:
+    """Let Prometheus read ``http://<metrics_host>:<metrics_port>/metrics``; returns how to end that. Raises ConfigError.
+
+    Beside COUNTED: whether the bus is connected, when the process started, and prometheus-client's own process metrics
+    (memory, CPU, descriptors). The server is a daemon thread.
+    """
+    if settings.metrics_port is None:
+        return lambda: None
+    try:
+        import prometheus_client
+    except ImportError as wrong:
+        raise ConfigError("SEAMLESSFLOW_METRICS_PORT needs the extra 'metrics': pip install seamlessflow[metrics]") from wrong
+    registry = prometheus_client.CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=registry)
+    registry.register(_Collector(settings, service, connected))
+    address = f"{settings.metrics_host}:{settings.metrics_port}"
+    try:
+        server, thread = prometheus_client.start_http_server(settings.metrics_port, settings.metrics_host, registry)
+    except OSError as wrong:
+        raise ConfigError(f"metrics cannot be served on {address} ({wrong.strerror}); set SEAMLESSFLOW_METRICS_PORT") from wrong
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return end
+
+
+class _Collector:
+    """Reads the counts when Prometheus asks."""
+
+    def __init__(self, settings: Settings, service: Service, connected: Callable[[], bool]) -> None:
+        self._labels = {"service": service.value, "node": settings.node}
+        self._connected, self._began = connected, time.time()
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        names, values = list(self._labels), list(self._labels.values())
+        for name, what in COUNTED.items():
+            family = CounterMetricFamily(f"seamlessflow_{name}", what, labels=[*names, "kind"])
+            for (counted, kind), number in list(_counts.items()):
+                if counted == name:
+                    family.add_metric([*values, kind], number)
+            yield family
+        connected = GaugeMetricFamily("seamlessflow_bus_connected", "1 while the nats-server is there.", labels=names)
+        connected.add_metric(values, float(self._connected()))
+        yield connected
+        began = GaugeMetricFamily("seamlessflow_start_time_seconds", "Unix time at which the service started.", labels=names)
+        began.add_metric(values, self._began)
+        yield began

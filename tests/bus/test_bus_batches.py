@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -96,3 +97,20 @@ async def test_ordered_sources_merge_into_one_without_repetition() -> None:
     sources = [sequence(1, 4, 5), sequence(), sequence(2, 4, 9)]
 
     assert [record.seq async for record in merged(sources)] == [1, 2, 4, 5, 9]
+
+
+async def test_a_cancellation_that_meets_the_end_of_a_batch_is_not_lost():
+    """Both in one turn of the loop: the reader's task must end, or a service that stops would read on for ever."""
+    wire = ScriptedWire([])
+    async with Batches(wire, "S") as batches:  # type: ignore[arg-type]
+        fetching = asyncio.create_task(batches.fetch("s", 1))
+        while not batches._request:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+        batches._ended.set()
+        fetching.cancel()
+        await asyncio.wait({fetching}, timeout=2)
+
+    assert fetching.cancelled()

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
 
 import pytest
+from nats.aio.client import Client
 
+from seamlessflow.bus.base import StreamSpec
+from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.server import EmbeddedServer, find_binary
 from seamlessflow.errors import ConfigError, Unavailable
+from seamlessflow.processes import die_with_parent
+from seamlessflow.secrecy import without_password, write_private
 
 
 def test_a_port_in_use_is_named(tmp_path):
@@ -74,6 +80,72 @@ def test_the_server_dies_with_a_killed_parent(tmp_path, own_server):
     while _listens(port) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _listens(port)
+
+
+async def test_only_who_knows_the_url_may_connect(own_server):
+    """Not by the port alone, and not with another password: nobody who finds the port can say anything."""
+    bus = await connect(own_server.url, name="ours")
+    await bus.ensure_stream(StreamSpec("J", subjects=("sf.>",)))
+    await bus.close()
+
+    for url in (f"nats://127.0.0.1:{own_server.port}", f"nats://seamlessflow:wrong@127.0.0.1:{own_server.port}"):
+        with pytest.raises(Exception, match="Authorization Violation"):
+            await Client().connect(url, allow_reconnect=False, connect_timeout=2, error_cb=_quiet)
+
+
+async def _quiet(error):
+    pass
+
+
+def test_the_password_is_its_owners_and_stays(tmp_path):
+    """In a file that nobody else can read, the same for the next server of the folder, another one for another folder."""
+    folder = tmp_path / "nats"
+    folder.mkdir()
+    (folder / "nats-server.conf").touch(0o644)
+    first = EmbeddedServer(folder).start()
+    password = first.url.partition("@")[0].rpartition(":")[2]
+    first.kill()
+
+    assert len(password) >= 32
+    assert stat.S_IMODE((folder / "nats-server.conf").stat().st_mode) == 0o600
+    assert password in EmbeddedServer(folder).url
+    assert password not in EmbeddedServer(tmp_path / "other").url
+    assert password not in first.log_path.read_text()
+
+
+def test_a_private_file_is_readable_by_its_owner_only(tmp_path):
+    """Also where a readable one was before; nothing is left beside it."""
+    file = tmp_path / "f"
+    file.touch(0o644)
+    write_private(file, "secret")
+
+    assert file.read_text() == "secret" and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://user:pw@127.0.0.1:4222", "nats://127.0.0.1:4222"),
+        ("nats://token@a:1,nats://b:2", "nats://a:1,nats://b:2"),
+        ("nats://host:4222", "nats://host:4222"),
+        ("file:///store/a@b", "file:///store/a@b"),
+        ("s3://key:secret@bucket/path?x=1", "s3://bucket/path?x=1"),
+    ],
+)
+def test_a_url_in_a_log_names_nobody(url, shown):
+    """Scheme, host, port and path stay."""
+    assert without_password(url) == shown
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent was killed")
+def test_a_child_whose_parent_died_before_it_could_ask_exits():
+    """Its parent is by then another process than the one that started it."""
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(os.getppid() + 1)  # never returns
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
 def _listens(port: int) -> bool:

@@ -33,6 +33,10 @@ def test_every_verb_explains_itself(verb, tmp_path):
         (("train", "nowhere.toml"), "no such file"),
         (("train",), "either a run file or --resume"),
         (("train", "--resume", "ghost"), "cannot be resumed"),
+        (("train", "--resume", "ghost", "--steps", "3"), "leave out --name, --seed and --steps"),
+        (("train", "--resume", "ghost", "--seed", "3"), "leave out --name, --seed and --steps"),
+        (("train", "--resume", "No Such Name"), "name of the run: expected up to 48 of a-z"),
+        (("nodes", "--nats", "."), "no `seamlessflow up` is running in this folder"),
         (("status", "ghost"), "no folder runs/ghost"),
         (("nodes",), "say which with --nats"),
         (("replay", "ghost", "--service", "trainer"), "cannot be replayed yet"),
@@ -62,13 +66,67 @@ def test_a_model_that_does_not_exist_is_said_before_anything_starts(tmp_path):
     """No service and no server is started for it."""
     file = tmp_path / "run.toml"
     file.write_text(
-        '[model]\nname = "no/such-model-anywhere"\n[[agents]]\nenv = "a"\nentrypoint = "m:f"\n[algorithm]\nsteps = 3\n'
+        '[model]\nname = "no/such-model-anywhere"\n[[agents]]\nenv = "a"\nentrypoint = "json:loads"\n[algorithm]\nsteps = 3\n'
     )
     failed = command("train", str(file), cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"})
 
     assert failed.returncode == 2
     assert "no/such-model-anywhere" in failed.stderr
     assert not (tmp_path / "runs").exists()
+
+
+AGENTS = """
+[model]
+name = "tiny-calculator"
+[[agents]]
+env = "typo"
+entrypoint = "json:lods"
+[[agents]]
+env = "judged"
+entrypoint = "json:loads"
+reward = "no_such_module:verifier"
+[[agents]]
+env = "program"
+command = ["no-such-program"]
+[algorithm]
+steps = 1
+"""
+
+
+def test_agents_that_cannot_be_had_are_all_listed_before_anything_starts(tmp_path):
+    """A mistyped function, a verifier's missing module, a missing program: each with the agent's name."""
+    (tmp_path / "run.toml").write_text(AGENTS)
+    failed = command("train", "run.toml", cwd=tmp_path)
+
+    assert failed.returncode == 2
+    assert "agent 'typo', entrypoint 'json:lods': AttributeError" in failed.stderr
+    assert "agent 'judged', reward 'no_such_module:verifier': ModuleNotFoundError" in failed.stderr
+    assert "agent 'program', command: no program 'no-such-program'" in failed.stderr
+    assert "'json:loads'" not in failed.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_is_taken_is_refused_and_nothing_of_that_run_changes(tmp_path):
+    """The other run's own configuration is what it can be resumed with."""
+    (tmp_path / "run.toml").write_text(AGENTS)
+    kept = tmp_path / "runs" / "mine" / "config.toml"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("# as it was started")
+    failed = command("train", "run.toml", "--name", "mine", cwd=tmp_path)
+
+    assert failed.returncode == 2
+    assert "there is a run named 'mine'" in failed.stderr
+    assert kept.read_text() == "# as it was started"
+
+
+def test_a_server_that_is_not_there_is_said_within_seconds(tmp_path):
+    """With its address and without its password."""
+    failed = command("status", "ghost", "--nats", f"nats://me:hush@127.0.0.1:{free_port()}", cwd=tmp_path)
+
+    assert failed.returncode == 2
+    assert "did not answer within 5 s" in failed.stderr
+    assert "hush" not in failed.stderr + failed.stdout
+    assert failed.stdout == ""
 
 
 def test_a_port_in_use_is_said(tmp_path):

@@ -201,7 +201,7 @@ EXAMPLES: tuple[Event, ...] = (
     GroupDropped(run=R, group="t8", reason=DropReason.ZERO_VARIANCE),
     TrainerStarted(run=R, line=2, step=4, weights_version=9),
     TrainingEndRequested(run=R, reason="tasks_ended", train_rest=True),
-    TrainingEnded(run=R, step=60, weights_version=61),
+    TrainingEnded(run=R, step=60, weights_version=61, failure="trainer: the model is gone"),
     WeightsPublished(run=R, weights_version=5, step=4, path="demo-1/weights/00000005", num_bytes=269000000, wall_seconds=0.5),
     WeightsLoaded(run=R, weights_version=5, worker="host-42", fetch_seconds=0.25, pause_seconds=0.125, num_frozen=12),
     RoleAssigned(run=R, node="local", epoch=3, role=Role.TRAIN, tags=("rollout",), reason="a batch is ready"),

@@ -26,6 +26,9 @@ GOOD = {
         ({"agents": [{"env": "a", "entrypoint": "no-colon"}]}, r"must be module:function"),
         ({"agents": [{"env": "a b", "entrypoint": "m:f"}]}, r"subject token"),
         ({"agents": GOOD["agents"] * 2}, r"env of its own"),
+        ({"fleet": {"shards": 17}}, r"fleet.shards: .*less than or equal to 16 \(got 17\)"),
+        ({"fleet": {"buckets": 0}}, r"fleet.buckets: .*greater than or equal to 1"),
+        ({"tasks": {"question_template": "Go!"}}, r"tasks.question_template: .*must hold \{question\}"),
         ({"fleet": {"policy": "magic"}}, r"fleet.policy: .*multiplexed"),
     ],
 )

@@ -55,6 +55,24 @@ def test_ages_are_counted_in_optimiser_steps():
     assert view.staleness == {2: 3, 1: 4}
 
 
+def test_after_a_resume_no_age_is_negative_and_no_token_counts_twice():
+    """Step 2 is taken, abandoned and taken again: its group's tokens are as old as the checkpoint it went back to."""
+    view = view_of(
+        published(0, 0),
+        step(1, version=1),
+        published(1, 1),
+        samples("g", (1, 5)),
+        step(2, groups=("g",), version=2),
+        published(2, 2),
+        samples("h", (2, 7)),
+        TrainerStarted(run="r", line=2, step=1, weights_version=3),
+        published(3, 1),
+        step(2, line=2, version=4, groups=("g", "h")),
+    )
+
+    assert view.staleness == {0: 12}
+
+
 def test_abandoned_steps_leave_the_curve():
     """After a resume from step 1, the steps beyond it are done again and shown once."""
     again = TrainerStarted(run="r", line=2, step=1, weights_version=3)

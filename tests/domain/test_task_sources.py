@@ -60,6 +60,28 @@ def test_an_unknown_data_set_is_said():
         load_questions(config(tasks={"dataset": "no_such_set"}).tasks, 0)
 
 
+def two_questions(num_questions, seed):
+    return [{"question": "1+1", "answer": "2"}, {"question": "1+2", "answer": "3"}]
+
+
+def no_questions(num_questions, seed):
+    return ["1+1"]
+
+
+def test_a_template_may_show_json():
+    """Only {question} is replaced; all other braces reach the agent as they were written."""
+    tasks = {"source": f"{__name__}:two_questions", "held_out_percent": 0, "question_template": '{"ask": {question}}'}
+    questions = load_questions(config(tasks=tasks).tasks, 0)
+
+    assert [q.text for q in questions.training] == ['{"ask": 1+1}', '{"ask": 1+2}']
+
+
+def test_an_own_source_that_gives_something_else_is_said():
+    """With what it gave."""
+    with pytest.raises(ConfigError, match="no_questions gave 1\\+1; expected a mapping"):
+        load_questions(config(tasks={"source": f"{__name__}:no_questions"}).tasks, 0)
+
+
 def test_agents_take_turns_by_their_shares():
     """A share of two gets twice the tasks of a share of one, at any point."""
     questions = Questions(tuple(Question(str(i), {}) for i in range(5)), ())

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_builders import a_sample, an_algorithm, samples_ready
 
+from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import MaskReason
 from seamlessflow.errors import BadInput
-from services.trainer.ages import VersionSteps
 from services.trainer.algorithms.grpo import group_advantages, policy_loss
 from services.trainer.batches import is_stale, make_batch
 from services.trainer.correction import importance_ratios, logprob_gap, mask_reasons

@@ -285,7 +285,7 @@ def test_finished_episodes_are_released():
         world.turn([user("q")], "seven")
         world.ends()
         ends.append(next(event for event in world.journal if type(event).__name__ == "EpisodeEnded"))
-    assert under_test.num_open_episodes == 0
+    assert all(under_test.episode(end.episode) is None for end in ends)
     assert under_test.apply(ends[3]) == worlds[3].journal[-1:]
     with pytest.raises(NotYet):
         under_test.apply(ends[0])

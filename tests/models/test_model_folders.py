@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,7 @@ import pytest
 
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.models import prepare_smollm2, resolve_model, smollm2
+from seamlessflow.models.__main__ import main
 from seamlessflow.models.folder import REQUIRED_FILES, build_folder, is_model_folder
 
 
@@ -96,6 +98,32 @@ def test_a_folder_resolves_to_itself_and_nonsense_is_refused(tmp_path: Path) -> 
     for wrong in ("smollm3", "/nowhere/at-all", str(tmp_path.parent)):
         with pytest.raises(BadInput):
             resolve_model(wrong, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "words"),
+    [
+        ({"model_type": "llama"}, {}, "has no chat template"),
+        ({"model_type": "llama"}, {"chat_template": [{"name": "rag", "template": "x"}]}, "has no chat template"),
+        ({"model_type": "abacus"}, {"chat_template": "x"}, "model_type 'abacus'"),
+        ({}, {"chat_template": "x"}, "model_type None"),
+    ],
+)
+def test_a_model_that_no_service_could_use_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, str], tokenizer: dict[str, object], words: str
+) -> None:
+    """With what is missing; the same folder, once complete, is accepted, its template in either place."""
+    fill(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+
+    assert main([str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path)
 
 
 def test_importing_the_package_loads_no_torch() -> None:

@@ -75,6 +75,8 @@ class CallDesk:
         task = asyncio.create_task(self._answered(session, event), name=f"call {event.call}")
         call = Call(event.call, body_digest, task, request)
         session.calls.append(call)
+        session.time.call_asked()
+        task.add_done_callback(lambda _: session.time.call_over())
         return call
 
     def _requested(self, session: Session, asked: ChatAsked, *, number: int) -> CallRequested:

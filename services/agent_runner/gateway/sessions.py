@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from seamlessflow.contracts import EpisodeOpened
 
+from ..own_time import OwnTime
 from .calls import Call
 from .errors import EPISODE_OVER, ApiError
 
@@ -28,6 +29,8 @@ class Session:
     calls: list[Call] = field(default_factory=list)
     refusals: dict[str, ApiError] = field(default_factory=dict)
     """By body digest: errors that came after status 200 was sent, for the client's own retry."""
+    time: OwnTime = field(default_factory=OwnTime)
+    """Stands still while a call of its waits for an answer."""
     is_over: bool = False
 
     def close(self) -> tuple[str, ...]:

@@ -98,7 +98,11 @@ class ContinuousBatchingEngine:
             max_context_tokens=self._max_context_tokens,
         )
         control = ManagerControl(manager)
-        await control.start()
+        try:
+            await control.start()
+        except EngineError:
+            await control.stop()
+            raise
         self._weights_version, self._failure = weights_version, None
         self._serving = _Serving(model, manager, control)
 

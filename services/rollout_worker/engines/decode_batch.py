@@ -5,10 +5,8 @@ row, otherwise a *decode* of all rows. It is plain synchronous torch code for on
 it a thread and an asyncio face.
 
 Why not ``model.init_continuous_batching``: on a CPU its attention spans all requests at once and masks the others
-away, so a step costs the square of the streams; it applies top-p before it takes logprobs, samples or is greedy for
-all requests alike, and drops a cancelled request in silence. Measured in turns on the same loaded two cores, SmolLM2
-in bfloat16, 24 tokens each: 2.7 times its tokens per second at 64 streams with eight requests to a prompt (two runs),
-3 times at 32 streams with prompts that differ.
+away, so a step costs the square of the streams, and it cannot share prefixes across new weights. It is an engine of
+its own (``continuous``); docs/adr/0004-engine-loop.md compares them, ``./task load:engines`` measures them.
 """
 
 from __future__ import annotations

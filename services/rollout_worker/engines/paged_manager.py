@@ -39,7 +39,7 @@ MAX_BATCH_TOKENS = 1024
 """Tokens of one forward pass: more would delay pauses and interrupts, fewer would waste the matrix units."""
 
 
-class OwnDraws(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # transformers is untyped
+class OwnDraws(ContinuousBatchingLogitsProcessor):
     """Draws each request's token its own way and leaves the manager, which is greedy, only that one to choose.
 
     The logprob goes into the request's state, where the manager would have put its own: outputs carry it. Right only
@@ -63,7 +63,9 @@ class OwnDraws(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # tran
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         params = [state.logit_processor_kwargs["sampling"] for state in self._states]
-        tokens, logprobs = draw(scores, params, [self._uniform(s, p) for s, p in zip(self._states, params, strict=True)])
+        uniforms = [self._uniform(state, each) for state, each in zip(self._states, params, strict=True)]
+        # Rows after these belong to prompts of which a part is still to come; the manager ignores them, too.
+        tokens, logprobs = draw(scores[: len(params)], params, uniforms)
         for state, logprob in zip(self._states, logprobs, strict=True):
             state.logprobs.append(logprob)
         return scores.scatter(1, torch.tensor(tokens, dtype=torch.long).unsqueeze(1), math.inf)
@@ -73,7 +75,7 @@ class OwnDraws(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # tran
         return Draws(params.seed, self._engine_stream).at(position) if params.temperature else 0.0
 
 
-class LoopRouter(OutputRouter):  # type: ignore[misc]  # transformers is untyped
+class LoopRouter(OutputRouter):
     """All outputs of a pass reach the loop in one call. The router it replaces keeps a handler for every cancelled id."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_outputs: Callable[[list[Any]], None]) -> None:
@@ -105,7 +107,8 @@ def make_manager(module: Any, draws: OwnDraws, router: LoopRouter, *, num_slots:
         use_cuda_graph=False,  # OwnDraws cannot be captured
         auto_switch_to_flash=False,  # would ask a model hub for kernels
     )
-    generation = GenerationConfig(do_sample=False, eos_token_id=-1)  # -1: stop tokens come with each request
+    # -1: stop tokens come with each request
+    generation = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
     manager = module.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
     manager.logit_processor = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([draws]))
     manager.logit_processor.tensors_required = 1  # it counts only the processors that it converted itself

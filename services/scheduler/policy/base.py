@@ -60,11 +60,6 @@ class Node:
     def is_device(self) -> bool:
         return self.has(ROLLOUT) or self.has(TRAIN)
 
-    @property
-    def is_gone(self) -> bool:
-        """Nobody there now; true also for one that is only known by its lease."""
-        return all(process.gone_since is not None for process in self.processes.values())
-
 
 @dataclass(frozen=True, slots=True)
 class Demand:

@@ -178,6 +178,11 @@ class KeyValue(Protocol):
 class Bus(Protocol):
     """See the module docstring for the promises."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether the server is there now; while it is not, everything that needs it waits."""
+        ...
+
     async def publish(self, message: Message) -> Stored:
         """Store; repeats under the same id until acknowledged. With ``expected_last_seq`` this is *append*.
 

@@ -59,7 +59,9 @@ class Batches:
         query = {"batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES, "seq": start_seq, "next_by_subj": pattern}
         try:
             await self._wire.send(self._subject, json.dumps(query).encode(), reply=f"{self._inbox}.{self._request}")
-            await asyncio.wait_for(self._ended.wait(), ANSWER_SECONDS)
+            # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._ended.wait()
         except TimeoutError:
             pass  # what has come so far is good; the caller asks again
         self._request += 1

@@ -115,6 +115,10 @@ class JetStreamBus:
         self._admin = Admin(wire, patience_seconds)
         self._pulls: list[StandingPull] = []
 
+    @property
+    def connected(self) -> bool:
+        return self._wire.connected
+
     async def publish(self, message: Message) -> Stored:
         return await self._publisher.publish(message)
 

@@ -30,6 +30,10 @@ class MemoryBus:
         self._subscriptions: list[MemorySubscription] = []
         self._hint_stops: list[Callable[[], Awaitable[None]]] = []
 
+    @property
+    def connected(self) -> bool:
+        return not self._closed
+
     async def publish(self, message: Message) -> Stored:
         await asyncio.sleep(0)  # as on a real bus, others get their turn
         return self._server.publish(message)

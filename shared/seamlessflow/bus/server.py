@@ -3,19 +3,27 @@
 It ends with its parent, even when the parent is killed (Linux; elsewhere a killed parent leaves it running). To Linux
 the parent is the thread that called ``start``: call it from one that lives as long as the server should.
 ``kill`` and ``restart`` keep folder and port, so that clients find it again.
+
+Whoever connects needs the user and password that ``url`` holds: other users of the machine, and agents that only happen
+upon the port, are refused. The password is made once for a folder and kept in its config file, readable by the owner only.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from seamlessflow.errors import ConfigError, Unavailable
 from seamlessflow.processes import die_with_parent
+from seamlessflow.secrecy import write_private
 
 MAX_PAYLOAD = "8MB"
 """Well above our own limit (``base.MAX_PAYLOAD_BYTES``): the server punishes an excess by closing the connection."""
@@ -23,6 +31,8 @@ MAX_PAYLOAD = "8MB"
 READY_SECONDS = 30.0
 STOP_SECONDS = 60.0
 """SIGTERM takes about 10 ms for each consumer."""
+
+USER = "seamlessflow"
 
 _CONFIG = """\
 listen: "127.0.0.1:{port}"
@@ -33,6 +43,10 @@ jetstream {{
   limits {{ default_max_consumers: 20000 }}
 }}
 """
+_AUTHORIZATION = """\
+authorization {{ user: "{user}", password: "{password}" }}
+"""
+_PASSWORD = re.compile(rf'^authorization {{ user: "{USER}", password: "([^"]+)" }}$', flags=re.MULTILINE)
 
 
 def find_binary() -> str:
@@ -54,19 +68,23 @@ def free_port() -> int:
 class EmbeddedServer:
     """``folder`` holds config, log and store, and outlives the server. ``port`` None: any free one, then kept.
 
-    extra_config: lines in the server's own configuration language, for example an ``authorization`` block.
+    extra_config: lines in the server's own configuration language. An ``authorization`` block in it takes the place of ours;
+    ``url`` then names no user.
     """
 
     def __init__(self, folder: Path, *, port: int | None = None, binary: str | None = None, extra_config: str = "") -> None:
         self._folder = folder
         self._binary = binary or find_binary()
         self._extra_config = extra_config
+        self._password = None if "authorization" in extra_config else _kept_password(self._config) or secrets.token_hex(24)
         self.port = port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        """Where and as whom to connect: holds the password, so print it with ``without_password``."""
+        who = "" if self._password is None else f"{USER}:{self._password}@"
+        return f"nats://{who}127.0.0.1:{self.port}"
 
     @property
     def running(self) -> bool:
@@ -79,21 +97,27 @@ class EmbeddedServer:
         if _answers(self.port):
             raise ConfigError(f"port {self.port} is already in use; nothing was started. Choose another one or none.")
         self._folder.mkdir(parents=True, exist_ok=True)
-        config = self._folder / "nats-server.conf"
-        store = self._folder / "jetstream"
-        text = _CONFIG.format(port=self.port, max_payload=MAX_PAYLOAD, store=store)
-        config.write_text(text + self._extra_config)
+        write_private(self._config, self._config_text())
         with self.log_path.open("ab") as log_file:
             self._process = subprocess.Popen(
-                [self._binary, "-c", str(config)],
+                [self._binary, "-c", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
                 start_new_session=True,  # Ctrl-C in the terminal must reach its owner, not it
-                preexec_fn=die_with_parent,  # runs one system call and no Python locks
+                preexec_fn=partial(die_with_parent, os.getpid()),  # two system calls, no Python locks
             )
         self._wait_until_ready()
         return self
+
+    def _config_text(self) -> str:
+        text = _CONFIG.format(port=self.port, max_payload=MAX_PAYLOAD, store=self._folder / "jetstream")
+        ours = "" if self._password is None else _AUTHORIZATION.format(user=USER, password=self._password)
+        return text + ours + self._extra_config
+
+    @property
+    def _config(self) -> Path:
+        return self._folder / "nats-server.conf"
 
     @property
     def log_path(self) -> Path:
@@ -136,6 +160,12 @@ class EmbeddedServer:
     def _last_words(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return lines[-1] if lines else "none"
+
+
+def _kept_password(config: Path) -> str | None:
+    """The password that this folder's server had before, so that clients which know it find it again."""
+    found = _PASSWORD.search(config.read_text()) if config.is_file() else None
+    return None if found is None else found[1]
 
 
 def _answers(port: int) -> bool:

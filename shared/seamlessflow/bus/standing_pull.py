@@ -177,7 +177,8 @@ class StandingPull:
         self._drained.clear()
         if self._open:
             with suppress(TimeoutError):  # the server is away, and with it the pull
-                await asyncio.wait_for(self._drained.wait(), EXPIRES_SECONDS + 1.0)
+                async with asyncio.timeout(EXPIRES_SECONDS + 1.0):
+                    await self._drained.wait()
         await asyncio.sleep(max(0.0, self._stale_until - self._now()))
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._stop_listening()

@@ -9,6 +9,7 @@ import typer
 
 from ..errors import SeamlessFlowError
 from . import doctor, inspect, replay, submit, train, up
+from .screen import log_to_stderr
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +30,7 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Entry point: deliberate errors are one clear message and exit code 2, never a traceback."""
+    log_to_stderr()
     sys.path.insert(0, str(Path.cwd()))  # run files name people's own modules, as `python -m` would find them
     try:
         app()

@@ -12,14 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from ..blobs import Store
 from ..bus.server import EmbeddedServer, find_binary
-from ..client import Client
+from ..client import CONNECT_SECONDS, Client
 from ..errors import SeamlessFlowError
-from ..supervisor import checkout_root
+from ..machine import checkout_root
+from ..secrecy import without_password
 from .options import NatsUrl, StoreUrl
+from .place import given_address
+from .screen import make_console
 
 MIN_FREE_BYTES = 4 << 30
 PACKAGES = {
@@ -44,13 +47,13 @@ def doctor(nats: NatsUrl = None, store: StoreUrl = None) -> None:
         ("disk", _disk),
         ("cores", lambda: f"{os.cpu_count()}"),
     ]
-    console, failed = Console(), False
+    console, failed = make_console(), False
     for name, check in checks:
         try:
-            console.print(f"[green]ok[/]    {name}: {check()}", highlight=False)
+            console.print(f"[green]ok[/]    {name}: {escape(check())}")
         except (SeamlessFlowError, OSError) as wrong:
             failed = True
-            console.print(f"[red]wrong[/] {name}: {wrong}", highlight=False)
+            console.print(f"[red]wrong[/] {name}: {escape(str(wrong))}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -65,15 +68,18 @@ def _packages(service: str, names: tuple[str, ...]) -> str:
     return ", ".join(names)
 
 
-async def _server(url: str | None) -> str:
+async def _server(nats: str | None) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        server = None if url else EmbeddedServer(Path(folder)).start()
+        server = None if nats else EmbeddedServer(Path(folder)).start()
+        url = server.url if server is not None else given_address(nats or "", None).nats_url
+        shown = without_password(url)
         try:
-            async with Client.open(url or server.url) as client:  # type: ignore[union-attr]
-                runs = await asyncio.wait_for(client.runs(), 5)
-            return f"{url} answers, with {len(runs)} runs" if url else f"{find_binary()} starts and answers"
+            async with Client.open(url) as client:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    runs = await client.runs()
+            return f"{shown} answers, with {len(runs)} runs" if nats else f"{find_binary()} starts and answers"
         except TimeoutError as wrong:
-            raise SeamlessFlowError(f"{url} did not answer within 5 s: is a nats-server with JetStream there?") from wrong
+            raise SeamlessFlowError(f"{shown} answers, but not for JetStream: start nats-server with -js") from wrong
         finally:
             if server is not None:
                 server.stop()

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from ..client import Client
-from ..contracts import EvaluationEnded, Event, RunEnded, RunPhase, StepTaken
-from ..errors import ConfigError
+from ..contracts import EvaluationEnded, Event, RunEnded, RunPhase, RunState, StepTaken
+from ..errors import ConfigError, SeamlessFlowError
 from ..ledger import LedgerFold
 from ..run_config import RunConfig
 from ..run_view import RunView
+from .complaints import Complaints
+from .endings import end
+from .metrics import MetricsFiles
 from .place import Folder
+from .screen import run_screen
 
-SPARKS = "▁▂▃▄▅▆▇█"
+LOOK_SECONDS = 0.2
+STATE_SECONDS = 2.0
+"""How often the scheduler's word on the run is read."""
+NO_SCHEDULER_SECONDS = 10.0
 
 
 class Follower:
@@ -28,84 +34,124 @@ class Follower:
 
     def __init__(self, run: str, config: RunConfig, folder: Folder, console: Console) -> None:
         self.view = RunView()
-        self.seen_start = asyncio.Event()
         self.ledger = LedgerFold()
+        self.up_to_date = asyncio.Event()
+        """The run has started, and everything its journal held when we came has been seen."""
         self._run, self._config, self._folder, self._console = run, config, folder, console
+        self._complaints = Complaints()
         self._notes: deque[str] = deque(maxlen=4)
+        self._waits = ""
         self._began = time.monotonic()
+        self._shows_table = False
 
     def note(self, name: str, what: str) -> None:
-        """Something worth saying that is not in the journal."""
+        """Something worth saying that is not in the journal: below the table while there is one, else a line."""
         self._notes.append(f"{name} {what}")
-        if not self._console.is_terminal:
-            self._console.print(f"{name} {what}")
+        if not self._shows_table:
+            self._print(f"{name} {what}", style="yellow")
 
     async def run_until_end(self, client: Client) -> None:
-        """Until RunEnded was seen."""
-        from tensorboard.summary import Writer
+        """Until RunEnded was seen. Raises ConfigError when the run was refused."""
+        metrics = MetricsFiles(self._folder.path)
+        watching = asyncio.create_task(self._watch_state(client))
+        try:
+            with self._table():
+                await self._wait_for_journal(client)
+                seen = await self._read(client, metrics, follow=False, start_seq=1)
+                await self._read(client, metrics, follow=True, start_seq=seen + 1)
+                if rest := self._complaints.rest():
+                    self._print(rest, style="red")
+        finally:
+            await end(watching)
+            metrics.close()
 
-        writer = Writer(str(self._folder.path / "tensorboard"))
-        await self._wait_for_journal(client)
-        with (self._folder.path / "metrics.jsonl").open("w") as lines, Live(
-            console=self._console, get_renderable=self._screen, refresh_per_second=4, transient=True,
-            auto_refresh=self._console.is_terminal,
-        ):  # fmt: skip
-            async for record, event in client.events(self._run, follow=True):
-                self.view.apply(event, record.time)
-                self.ledger.add(event)
-                self.seen_start.set()
-                if isinstance(event, StepTaken):
-                    lines.write(json.dumps({"time": record.time, "step": event.step, **event.metrics}) + "\n")
-                    lines.flush()
-                    for name, value in event.metrics.items():
-                        writer.add_scalar(name, value, event.step)
-                self._print_milestone(event)
-                if isinstance(event, RunEnded):
-                    break
-        writer.close()
+    async def _read(self, client: Client, metrics: MetricsFiles, *, follow: bool, start_seq: int) -> int:
+        """Take events in, to the journal's present end or (``follow``) to the run's; returns the last sequence."""
+        seen = start_seq - 1
+        if follow and self.view.started is not None:
+            self.up_to_date.set()
+        if self.view.ended is not None:
+            return seen
+        async for record, event in client.events(self._run, follow=follow, start_seq=start_seq):
+            seen = record.seq
+            self.view.apply(event, record.time)
+            self.ledger.add(event)
+            if isinstance(event, StepTaken):
+                metrics.add(event, record.time)
+            self._print_milestone(event, record.time)
+            if follow and self.view.started is not None:
+                self.up_to_date.set()
+            if isinstance(event, RunEnded):
+                break
+        return seen
 
     async def _wait_for_journal(self, client: Client) -> None:
-        waited = 0
+        began, said = time.monotonic(), False
         while self._run not in await client.runs():
             state = await client.run_state(self._run)
             if state is not None and state.phase is RunPhase.REFUSED:
                 raise ConfigError(f"run {self._run} was refused: {state.reason}")
-            waited += 1
-            if waited % 50 == 0:
-                self.note("waiting", "for a scheduler to start the run")
-            await asyncio.sleep(0.2)
+            if state is None and not said and time.monotonic() - began > NO_SCHEDULER_SECONDS:
+                said = True
+                self.note("waiting", "for a scheduler to start the run: none has taken it up")
+            await asyncio.sleep(LOOK_SECONDS)
 
-    def _print_milestone(self, event: Event) -> None:
-        """What scrolls by: one line a step and one an evaluation."""
+    async def _watch_state(self, client: Client) -> None:
+        """What the scheduler says the run waits for, once it has said the same twice in a row."""
+        before: RunState | None = None
+        while True:
+            await asyncio.sleep(STATE_SECONDS)
+            try:
+                state = await client.run_state(self._run)
+            except SeamlessFlowError:
+                continue  # the server is away; whoever reads the journal says so
+            if state is not None and state == before and state.phase is not RunPhase.ENDED and state.reason != self._waits:
+                self._waits = state.reason
+                if state.reason:
+                    self.note(f"{state.phase.value}, waits:", state.reason)
+            before = state
+
+    def _print_milestone(self, event: Event, at: float) -> None:
+        """What scrolls by: one line a step and one an evaluation, and what goes wrong."""
         if isinstance(event, EvaluationEnded):
             scores = ", ".join(f"{env} {score:.3f}" for env, score in event.mean_reward.items())
-            self._console.print(f"[bold]evaluation {event.round}[/]: {scores} ({event.num_episodes} held-out episodes, greedy)")
-        elif isinstance(event, StepTaken):
-            m = event.metrics
-            rewards = " ".join(f"{k.removeprefix('reward/')} {v:.2f}" for k, v in sorted(m.items()) if k.startswith("reward/"))
-            self._console.print(
-                f"step {event.step:>3}/{self._config.algorithm.steps}  reward {m.get('reward', 0):.3f} ({rewards})  "
-                f"age {m.get('staleness_mean', 0):.1f}  {m.get('trained_tokens', 0):.0f} tokens  "
-                f"{self.view.tokens_per_second():.0f} tok/s  train {m.get('seconds_train', 0):.1f} s  {self._elapsed()}",
-                highlight=False,
+            failed = f", {event.num_failed} failed" if event.num_failed else ""
+            self._print(
+                f"evaluation {event.round}: {scores} ({event.num_episodes} held-out episodes, greedy{failed})", style="bold"
             )
+        elif isinstance(event, StepTaken):
+            self._print(self._step_line(event))
+        elif line := self._complaints.line(event, at):
+            self._print(line, style="red")
+
+    def _step_line(self, event: StepTaken) -> str:
+        m = event.metrics
+        rewards = " ".join(f"{k.removeprefix('reward/')} {v:.2f}" for k, v in sorted(m.items()) if k.startswith("reward/"))
+        return (
+            f"step {event.step:>3}/{self._config.algorithm.steps}  reward {m.get('reward', 0):.3f} ({rewards})  "
+            f"age {m.get('staleness_mean', 0):.1f}  {m.get('trained_tokens', 0):.0f} tokens  "
+            f"{self.view.tokens_per_second():.0f} tok/s  train {m.get('seconds_train', 0):.1f} s  {self._elapsed()}"
+        )
+
+    def _print(self, line: str, style: str | None = None) -> None:
+        self._console.print(line, style=style, markup=False, soft_wrap=True)
 
     def _elapsed(self) -> str:
         return f"{time.monotonic() - self._began:.0f} s"
 
+    @contextmanager
+    def _table(self) -> Iterator[None]:
+        """A live table, on a terminal only."""
+        if not self._console.is_terminal:
+            yield
+            return
+        self._shows_table = True
+        try:
+            with Live(console=self._console, get_renderable=self._screen, refresh_per_second=4, transient=True):
+                yield
+        finally:
+            self._shows_table = False
+
     def _screen(self) -> Group:
-        view = self.view
-        rewards = [row.metrics.get("reward", 0.0) for row in view.steps][-60:]
-        curve = "".join(SPARKS[min(int(max(r, 0) * 8), 7)] for r in rewards)
-        head = Table.grid(padding=(0, 2))
-        head.add_row("step", f"{view.step}/{self._config.algorithm.steps}", "reward", curve or "-", "elapsed", self._elapsed())
-        head.add_row(
-            "episodes", f"{view.running_episodes} running",
-            "tokens", f"{view.sampled_tokens:,} ({view.tokens_per_second():.0f}/s)",
-            "pauses", f"{len(view.pauses)} ({1000 * sum(s for _, s in view.pauses):.0f} ms)",
-        )  # fmt: skip
-        ages = ", ".join(f"{age}: {n:,}" for age, n in sorted(view.staleness.items()))
-        roles = ", ".join(f"{node}: {role.value}" for node, (role, _) in sorted(view.roles.items()) if role.value != "serve")
-        evaluation = " ".join(f"{r} {view.evaluation_done[r]}/{n}" for r, n in view.evaluation_opened.items())
-        head.add_row("staleness", ages or "-", "roles", roles or "-", "evaluation", evaluation or "-")
-        return Group(head, *(Text(note, style="yellow") for note in self._notes))
+        notes = [*self._notes] if not self._waits else [*self._notes, f"waits: {self._waits}"]
+        return run_screen(self.view, steps=self._config.algorithm.steps, elapsed=self._elapsed(), notes=notes)

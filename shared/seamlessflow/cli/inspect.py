@@ -7,7 +7,7 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..client import Client
@@ -15,6 +15,7 @@ from ..ledger import Ledger, LedgerFold
 from ..run_view import RunView
 from .options import NatsUrl, RunArgument, StoreUrl
 from .place import any_address, reach
+from .screen import make_console
 from .submit import require_run
 
 
@@ -36,8 +37,8 @@ def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> No
             return (await read_view(client, run))[0]
 
     view = asyncio.run(look())
-    console = Console()
-    state = f"ended ({view.ended.reason})" if view.ended else "running"
+    console = make_console()
+    state = escape(f"ended ({view.ended.reason})") if view.ended else "running"
     console.print(
         f"[bold]{run}[/] {state}; step {view.step} ({view.committed_step} committed), {view.sampled_tokens:,} tokens sampled"
     )
@@ -48,9 +49,9 @@ def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> No
         last = view.steps[-1].metrics
         console.print("last step: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(last.items())))
     for letter in view.dead_letters[-5:]:
-        console.print(f"[red]dead letter[/] {letter.subject}: {letter.reason}", highlight=False)
+        console.print(f"[red]dead letter[/] {escape(f'{letter.subject}: {letter.reason}')}")
     for failure in view.failures[-5:]:
-        console.print(f"[yellow]failed[/] {failure}", highlight=False)
+        console.print(f"[yellow]failed[/] {escape(failure)}")
 
 
 def ledger(
@@ -67,7 +68,7 @@ def ledger(
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
     else:
-        Console().print(ledger_table(found))
+        make_console().print(ledger_table(found))
     raise typer.Exit(0 if found.balanced else 1)
 
 
@@ -95,7 +96,7 @@ def nodes(nats: NatsUrl = None) -> None:
                     if lease
                     else ("", "", "", seen.state, "")
                 )
-                table.add_row(seen.node, seen.service, " ".join(seen.capabilities), *held)
+                table.add_row(seen.node, seen.service, " ".join(seen.capabilities), *map(escape, held))
         return table
 
-    Console().print(asyncio.run(look()))
+    make_console().print(asyncio.run(look()))

@@ -8,7 +8,11 @@ import typer
 
 NatsUrl = Annotated[
     str | None,
-    typer.Option("--nats", envvar="SEAMLESSFLOW_NATS_URL", help="A nats-server with JetStream; default: the run's own."),
+    typer.Option(
+        "--nats",
+        envvar="SEAMLESSFLOW_NATS_URL",
+        help="A nats-server with JetStream: its URL, or the folder of a running `seamlessflow up`. Default: the run's own.",
+    ),
 ]
 StoreUrl = Annotated[
     str | None, typer.Option("--store", envvar="SEAMLESSFLOW_STORE_URL", help="Any fsspec URL; default: inside the run folder.")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
-from ..bus.server import EmbeddedServer
 from ..errors import ConfigError
-from ..supervisor import checkout_root
+from ..machine import checkout_root
 from .options import NatsUrl, RunArgument, StoreUrl
-from .place import RUNS, Folder
+from .place import address_of, stopped_run
 
 REPLAYABLE = ("trajectory-manager",)
 
@@ -26,32 +27,13 @@ def replay(
     """Replay a finished or running run into a fresh service; exit code 1 when it says anything else than was said."""
     if service not in REPLAYABLE:
         raise ConfigError(f"{service} cannot be replayed yet; {', '.join(REPLAYABLE)} can")
-    folder = Folder(RUNS / run)
-    living, server = folder.living_address(), None
-    if nats is None and living is not None:
-        nats = living.nats_url
-    elif nats is None:
-        if not folder.server.is_dir():
-            raise ConfigError(f"run {run!r}: there is no folder {folder.path} here; give --nats URL and --store URL")
-        server = EmbeddedServer(folder.server).start()
-        nats = server.url
-    address = folder.address()
-    store = store or (address.store_url if address else folder.store_url)
-    try:
+    address = address_of(run, nats, store)
+    with nullcontext(address) if address is not None else stopped_run(run, store) as there:
+        if there.store_url is None:
+            raise ConfigError("replay reads the run's store: give --store URL, the one the services use")
         # A process of its own: the service's code is not part of the installed library, and the run goes on beside it.
-        argv = [
-            sys.executable,
-            "-m",
-            f"services.{service.replace('-', '_')}.replay",
-            "--nats",
-            nats,
-            "--store",
-            store,
-            "--run",
-            run,
-        ]
-        done = subprocess.run(argv, cwd=checkout_root(), check=False)
-    finally:
-        if server is not None:
-            server.stop()
+        # The URL may hold a password, which everybody could read from a command line.
+        argv = [sys.executable, "-m", f"services.{service.replace('-', '_')}.replay", "--run", run]
+        where = {"SEAMLESSFLOW_NATS_URL": there.nats_url, "SEAMLESSFLOW_STORE_URL": there.store_url}
+        done = subprocess.run(argv, cwd=checkout_root(), env={**os.environ, **where}, check=False)
     raise typer.Exit(done.returncode)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..blobs import Store
 from ..client import Client
+from ..errors import SeamlessFlowError
 from ..ledger import Ledger
 from ..report import headline, write_report
 from ..run_config import RunConfig
@@ -22,33 +23,44 @@ from .follow import Follower
 from .inspect import ledger_table
 from .place import Folder
 
+GOOD_ENDS = ("completed", "tasks_ended", "stopped")
+
+
+def write_summary(
+    run: str, config: RunConfig, questions: Questions, follower: Follower, folder: Folder, began: float, model_dir: str = ""
+) -> dict[str, Any]:
+    """Write ``summary.json``: from what was followed alone, so that nothing can be in its way. ``began``: monotonic."""
+    counts = {"training": len(questions.training), "held_out": len(questions.held_out)}
+    wall_seconds = time.monotonic() - began
+    found = follower.ledger.ledger()
+    summary = summarize(run, config, follower.view, found, counts=counts, wall_seconds=wall_seconds, model_dir=model_dir)
+    (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
+    return summary
+
 
 async def finish(
-    client: Client,
-    run: str,
-    config: RunConfig,
-    questions: Questions,
-    follower: Follower,
-    folder: Folder,
-    began: float,
-    *,
-    interrupted: bool,
-) -> int:
-    """Write everything a run leaves behind and print the result; returns the exit code."""
-    view, console = follower.view, Console()
-    found = follower.ledger.ledger()
-    model_dir = await asyncio.to_thread(_export_model, client.store, run, view.weights_path, folder)
-    counts = {"training": len(questions.training), "held_out": len(questions.held_out)}
-    summary = summarize(run, config, view, found, counts=counts, wall_seconds=time.monotonic() - began, model_dir=model_dir)
-    (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
-    await asyncio.to_thread(write_report, folder.path / "report.html", view, found, summary)
+    client: Client, run: str, config: RunConfig, questions: Questions, follower: Follower, folder: Folder, began: float,
+    console: Console,
+) -> int:  # fmt: skip
+    """Write everything an ended run leaves behind and print the result; returns the exit code.
+
+    Weights or report that cannot be had are a note: the run is over, and its summary is there.
+    """
+    view, found, notes = follower.view, follower.ledger.ledger(), []
+    summary = write_summary(run, config, questions, follower, folder, began)
+    try:
+        model_dir = await asyncio.to_thread(_export_model, client.store, run, view.weights_path, folder)
+        summary = write_summary(run, config, questions, follower, folder, began, model_dir)
+    except (SeamlessFlowError, OSError) as wrong:
+        notes.append(f"the weights were not copied here: {wrong}")
+    try:
+        await asyncio.to_thread(write_report, folder.path / "report.html", view, found, summary)
+    except (ImportError, OSError) as wrong:
+        notes.append(f"report.html was not written: {wrong}")
     _print(console, summary, found, folder)
-    if interrupted and view.ended is None:
-        console.print(f"[yellow]stopped before its end[/]; go on with: seamlessflow train --resume {run}")
-        return 130
-    return (
-        0 if found.balanced and view.ended is not None and view.ended.reason in ("completed", "tasks_ended", "stopped") else 1
-    )
+    for note in notes:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    return 0 if found.balanced and view.ended is not None and view.ended.reason in GOOD_ENDS else 1
 
 
 def _export_model(store: Store, run: str, weights_path: str, folder: Folder) -> str:
@@ -62,8 +74,8 @@ def _export_model(store: Store, run: str, weights_path: str, folder: Folder) -> 
 
 
 def _print(console: Console, summary: dict[str, Any], found: Ledger, folder: Folder) -> None:
-    console.rule(f"{summary['run']}: {summary['reason']}")
-    console.print(headline(summary), style="bold", highlight=False)
+    console.print(f"\n{summary['run']}: {summary['reason']}", style="bold", markup=False)
+    console.print(headline(summary), style="bold", markup=False)
     table = Table(show_header=False, box=None)
     for name, seconds in summary["wall_seconds"].items():
         table.add_row(name.replace("_", " "), f"{seconds:.1f} s")
@@ -78,7 +90,8 @@ def _print(console: Console, summary: dict[str, Any], found: Ledger, folder: Fol
     table.add_row("episodes", ", ".join(f"{n} {status}" for status, n in summary["episodes_by_status"].items()))
     if summary["dead_letters"]:
         table.add_row("dead letters", f"{summary['dead_letters']}: seamlessflow status {summary['run']}")
-    table.add_row("weights", f"{summary['weights']['model']}/ (transformers: from_pretrained)")
+    if summary["weights"]["model"]:
+        table.add_row("weights", f"{summary['weights']['model']}/ (transformers: from_pretrained)")
     table.add_row("report", f"{folder.path}/report.html, summary.json, metrics.jsonl, tensorboard/")
-    console.print(table, highlight=False)
+    console.print(table)
     console.print(ledger_table(found))

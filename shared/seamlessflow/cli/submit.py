@@ -45,15 +45,18 @@ def read_tasks(file: Path, run: str) -> list[TaskSubmitted]:
             fields: dict[str, Any] = json.loads(line)
             tasks.append(TaskSubmitted.model_validate({**fields, "run": run}))
         except (ValueError, ValidationError, TypeError) as wrong:
-            reason = (
-                "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong.errors())
-                if isinstance(wrong, ValidationError)
-                else str(wrong)
-            )
-            problems.append(f"  line {number}: {reason}")
+            problems.append(f"  line {number}: {_reason(wrong)}")
     if problems:
         raise ConfigError(f"{file}: nothing was published:\n" + "\n".join(problems))
     return tasks
+
+
+def _reason(wrong: Exception) -> str:
+    if isinstance(wrong, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong.errors())
+    if isinstance(wrong, json.JSONDecodeError):  # its own words count lines of their own
+        return f"not JSON at character {wrong.pos + 1}: {wrong.msg}"
+    return str(wrong)
 
 
 async def _submit(run: str, tasks: list[TaskSubmitted], nats: str | None, store: str | None, end: bool) -> int:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from pydantic import TypeAdapter, ValidationError
 
-from ..blobs import Store
-from ..client import Client
+from ..client import CONNECT_SECONDS, Client
+from ..contracts.base import RunName
 from ..errors import ConfigError
 from ..run_config import RunConfig, load_run_config
-from ..task_sources import Questions, evaluation_tasks, load_questions, training_task
-from .follow import Follower
+from .interrupt import EXIT_CODE
+from .job import CONFIG_FILE, Job
 from .options import NatsUrl, Slices, StoreUrl
-from .place import RUNS, Folder
-from .result import finish
-from .up import running_services
+from .place import RUNS, Address, Folder, address_of
+from .screen import make_console
+from .up import running_server, running_services
 
-CONFIG_FILE = "config.toml"
-AHEAD_STEPS = 3
-"""Training tasks are published this many steps ahead of what was admitted."""
+OWN_SERVER_SECONDS = 30.0
+"""How long our own server, which has said that it is there, may take to answer on a busy machine."""
 
 
 def train(
@@ -40,131 +37,76 @@ def train(
     store: StoreUrl = None,
     slices: Slices = None,
 ) -> None:
-    """Train the agents of a run file; live progress, then a summary. Ctrl-C ends cleanly and --resume goes on.
+    """Train the agents of a run file; live progress, then a summary. Ctrl-C suspends the run and --resume goes on.
 
     Starts a nats-server and all five services here unless --nats says where they are.
     """
     if (config is None) == (resume is None):
         raise ConfigError("give either a run file or --resume RUN")
-    run = resume or name or f"{_prefix(config)}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
-    folder = Folder(RUNS / run)
-    source = folder.path / CONFIG_FILE if resume else config
-    assert source is not None
-    if resume and not source.is_file():
-        raise ConfigError(f"run {resume!r} cannot be resumed: there is no {source}")
+    if resume is not None and (name, seed, steps) != (None, None, None):
+        raise ConfigError("--resume goes on with a run as it was started: leave out --name, --seed and --steps")
     overrides: dict[str, Any] = {k: v for k, v in (("seed", seed), ("algorithm.steps", steps)) if v is not None}
-    wanted = load_run_config(source, overrides)
-    raise typer.Exit(asyncio.run(_train(run, folder, wanted, source, nats, store, slices, resumed=resume is not None)))
+    wanted = None if config is None else load_run_config(config, overrides)
+    run = _checked_name(resume or name or _made_name(wanted))
+    folder, elsewhere = Folder(RUNS / run), _elsewhere(run, nats, store)
+    if wanted is not None and (folder.path / CONFIG_FILE).exists():
+        raise ConfigError(f"there is a run named {run!r} in {folder.path}/: use --resume {run}, or another --name")
+    if resume is not None and elsewhere is None and not folder.server.is_dir():
+        raise ConfigError(f"run {run!r} cannot be resumed: there is no {folder.server} here and no --nats URL was given")
+    job = Job(run, folder, make_console(), elsewhere)
+    if wanted is not None:
+        job.check(wanted, store)
+    raise typer.Exit(asyncio.run(_train(job, wanted, store, slices)))
 
 
-def _prefix(config: Path | None) -> str:
-    assert config is not None
-    return "".join(c if c.isalnum() else "-" for c in load_run_config(config).name.lower()).strip("-")[:30] or "run"
+async def _train(job: Job, wanted: RunConfig | None, store: str | None, slices: int | None) -> int:
+    """The run from here on; returns the exit code. ``wanted`` None: it is resumed, and the journal says what it is."""
+    job.watch_signals()
+    async with _server(job, store) as address, _client(job, address) as client:
+        code = await _run(job, client, address, wanted, slices)
+    job.left()
+    return code
 
 
-async def _train(
-    run: str,
-    folder: Folder,
-    config: RunConfig,
-    source: Path,
-    nats: str | None,
-    store: str | None,
-    slices: int | None,
-    *,
-    resumed: bool,
-) -> int:
-    console = Console()
-    began = time.monotonic()
-    questions = load_questions(config.tasks, config.seed)
-    prepare_model(config.model.name, console)
-    _check_store(store or folder.store_url)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    if not resumed:
-        _keep_config(folder, config)
-    console.print(
-        f"run [bold]{run}[/] in {folder.path}/ "
-        f"({len(questions.training)} training and {len(questions.held_out)} held-out questions)"
-    )
-    follower = Follower(run, config, folder, console)
-    interrupted = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted.set)
-    if nats is not None:
-        async with Client.open(nats, store or folder.store_url) as client:
-            await _drive(client, run, config, questions, follower, interrupted, resumed=resumed)
-            return await finish(client, run, config, questions, follower, folder, began, interrupted=interrupted.is_set())
-    async with (
-        running_services(folder, nats_url=None, store_url=store, port=None, slices=slices, on_event=follower.note) as address,
-        Client.open(address.nats_url, address.store_url) as client,
-    ):
-        await _drive(client, run, config, questions, follower, interrupted, resumed=resumed)
-        return await finish(client, run, config, questions, follower, folder, began, interrupted=interrupted.is_set())
+async def _run(job: Job, client: Client, address: Address, wanted: RunConfig | None, slices: int | None) -> int:
+    config = await job.accepted(client, wanted)
+    if config is None:
+        return EXIT_CODE
+    job.keep(config, address)
+    if job.elsewhere is not None:
+        return await job.follow(client, config)
+    async with running_services(job.folder, address, slices=slices, on_event=job.note):
+        return await job.follow(client, config)
 
 
-async def _drive(
-    client: Client,
-    run: str,
-    config: RunConfig,
-    questions: Questions,
-    follower: Follower,
-    interrupted: asyncio.Event,
-    *,
-    resumed: bool,
-) -> None:
-    """Publish the request and the tasks, and follow the journal, until the run ended or Ctrl-C."""
-    if not resumed and not await client.request_run(run, config):
-        raise ConfigError(f"a run named {run!r} exists on this server; use --resume, or another --name")
-    following = asyncio.create_task(follower.run_until_end(client))
-    feeding = asyncio.create_task(_feed(client, run, config, questions, follower))
-    stop = asyncio.create_task(interrupted.wait())
-    done, _ = await asyncio.wait([following, stop, feeding], return_when=asyncio.FIRST_COMPLETED)
-    while feeding in done and following not in done and stop not in done:
-        feeding.result()
-        done, _ = await asyncio.wait([following, stop], return_when=asyncio.FIRST_COMPLETED)
-    for task in (following, feeding, stop):
-        task.cancel()
-    results = await asyncio.gather(following, feeding, stop, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception) and not isinstance(result, asyncio.CancelledError):
-            raise result
-
-
-async def _feed(client: Client, run: str, config: RunConfig, questions: Questions, follower: Follower) -> None:
-    """Keep the task queue a few steps ahead of admission. With ``tasks.source = "queue"`` users feed it instead."""
-    if not questions.training:
+@asynccontextmanager
+async def _server(job: Job, store: str | None) -> AsyncIterator[Address]:
+    if job.elsewhere is not None:
+        yield job.elsewhere
         return
-    await follower.seen_start.wait()
-    for task in evaluation_tasks(run, config, questions):
-        await client.submit(task)
-    published = follower.view.groups_admitted
-    ahead = AHEAD_STEPS * config.algorithm.groups_per_step
-    while True:
-        while published < follower.view.groups_admitted + ahead:
-            await client.submit(training_task(run, config, questions, published))
-            published += 1
-        await asyncio.sleep(0.2)
+    async with running_server(job.folder, store_url=store, port=None, on_event=job.note) as address:
+        yield address
 
 
-def prepare_model(name: str, console: Console) -> None:
-    """Have the model here before anything starts, so that a wrong name is said at once. In a process of its own: torch."""
-    with console.status(f"preparing model {name}"):
-        done = subprocess.run([sys.executable, "-m", "seamlessflow.models", name], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"model.name: {name!r} cannot be had:\n{done.stderr.strip()[-1500:]}")
+def _client(job: Job, address: Address) -> AbstractAsyncContextManager[Client]:
+    patience_seconds = OWN_SERVER_SECONDS if job.elsewhere is None else CONNECT_SECONDS
+    return Client.open(address.nats_url, address.store_url, patience_seconds=patience_seconds)
 
 
-def _check_store(url: str) -> None:
-    Store(url).write("probe", b"written before the run began, to know that the store can be written")
+def _elsewhere(run: str, nats: str | None, store: str | None) -> Address | None:
+    """The server that is not ours: as given, or as the run's folder remembers. None: we start one."""
+    known = Folder(RUNS / run).address()
+    return address_of(run, nats, store) if nats is not None or (known is not None and known.elsewhere) else None
 
 
-def _keep_config(folder: Folder, config: RunConfig) -> None:
-    """The run's own configuration, overrides included, so that --resume needs nothing else."""
-    (folder.path / CONFIG_FILE).write_text(to_toml(config.model_dump(mode="json", exclude_none=True)))
+def _made_name(config: RunConfig | None) -> str:
+    assert config is not None
+    prefix = "".join(c if c.isalnum() and c.isascii() else "-" for c in config.name.lower()).strip("-")[:30] or "run"
+    return f"{prefix}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
 
 
-def to_toml(document: dict[str, Any]) -> str:
-    """A run document as TOML. Only the shapes a RunConfig has: scalars, lists, tables, and a list of tables."""
-    import tomli_w
-
-    return tomli_w.dumps(document)
+def _checked_name(name: str) -> str:
+    try:
+        return TypeAdapter(RunName).validate_python(name)
+    except ValidationError as wrong:
+        raise ConfigError(f"name of the run: {wrong.errors()[0]['msg'].removeprefix('Value error, ')}") from wrong

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,41 +14,50 @@ from rich.console import Console
 
 from ..bus.server import EmbeddedServer
 from ..errors import ConfigError
-from ..supervisor import Supervisor, Surroundings, default_slices, keep_server, service_children
+from ..machine import Machine, default_slices, service_children
+from ..secrecy import without_password
+from ..server_keeper import ServerKeeper
+from ..supervisor import Say, Supervisor
+from .interrupt import Interrupt
 from .options import NatsUrl, Slices, StoreUrl
-from .place import RUNS, Address, Folder
+from .place import RUNS, Address, Folder, given_address
+from .screen import make_console
 
 
 @asynccontextmanager
-async def running_services(
-    folder: Folder,
-    *,
-    nats_url: str | None,
-    store_url: str | None,
-    port: int | None,
-    slices: int | None,
-    on_event: Callable[[str, str], None],
-) -> AsyncIterator[Address]:
-    """Everything up on entry, everything down in order on exit (services first, then the server)."""
-    if folder.living_address() is not None:
-        raise ConfigError(f"{folder.path} is in use by process {folder.living_address().pid}: stop it, or name another folder")  # type: ignore[union-attr]
-    server = None if nats_url else EmbeddedServer(folder.server, port=port).start()
-    address = Address(nats_url or server.url, store_url or folder.store_url, os.getpid())  # type: ignore[union-attr]
+async def running_server(folder: Folder, *, store_url: str | None, port: int | None, on_event: Say) -> AsyncIterator[Address]:
+    """A nats-server of this folder's own, kept alive inside; its address is left in the folder for others."""
+    _refuse_if_in_use(folder)
+    known = folder.address()
+    kept = known.store_url if known is not None and not known.elsewhere else None
+    keeper = ServerKeeper(EmbeddedServer(folder.server, port=port), on_event)
+    await keeper.start()
+    address = Address(keeper.server.url, store_url or kept or folder.store_url, os.getpid())
     folder.announce(address)
-    keeper = None if server is None else asyncio.create_task(keep_server(server, on_event))
-    around = Surroundings(address.nats_url, address.store_url, folder.work.resolve(), folder.logs)
-    supervisor = Supervisor(service_children(around, slices=slices or default_slices()), on_event)
-    supervisor.start()
     try:
         yield address
     finally:
-        await supervisor.stop()
-        if keeper is not None and server is not None:
-            keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeper
-            server.stop()
+        await keeper.stop()
         folder.retire()
+
+
+@asynccontextmanager
+async def running_services(folder: Folder, address: Address, *, slices: int | None, on_event: Say) -> AsyncIterator[None]:
+    """All services of this machine, on a server and its store; ended in order."""
+    assert address.store_url is not None
+    machine = Machine(address.nats_url, address.store_url, folder.work.resolve(), folder.logs)
+    supervisor = Supervisor(service_children(machine, slices=slices or default_slices()), on_event)
+    supervisor.start()
+    try:
+        yield
+    finally:
+        await supervisor.stop()
+
+
+def _refuse_if_in_use(folder: Folder) -> None:
+    living = folder.living_address()
+    if living is not None and living.pid:
+        raise ConfigError(f"{folder.path} is in use by process {living.pid}: stop it, or name another folder")
 
 
 def up(
@@ -65,22 +73,32 @@ def up(
 
 
 async def _up(folder: Folder, nats: str | None, store: str | None, port: int | None, slices: int | None) -> None:
-    console = Console()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    console = make_console()
 
     def on_event(name: str, what: str) -> None:
-        console.print(f"[yellow]{name}[/] {what}")
+        console.print(f"{name} {what}", style="yellow", markup=False, soft_wrap=True)
 
-    async with running_services(folder, nats_url=nats, store_url=store, port=port, slices=slices, on_event=on_event) as address:
-        console.print(f"nats-server  {address.nats_url}\nstore        {address.store_url}\nlogs         {folder.logs}/*.log")
-        console.print("Five services are up. Publish a run with: seamlessflow train CONFIG --nats " + address.nats_url)
+    interrupt = Interrupt(
+        lambda line: console.print(line, markup=False), "services hand back what they hold, then the server ends"
+    )
+    async with AsyncExitStack() as stack:
+        if nats is None:
+            address = await stack.enter_async_context(running_server(folder, store_url=store, port=port, on_event=on_event))
+            where = str(folder.path)
+        else:
+            _refuse_if_in_use(folder)
+            given = given_address(nats, store)
+            address = Address(given.nats_url, given.store_url or folder.store_url, os.getpid())
+            folder.announce(address)
+            stack.callback(folder.retire)
+            where = without_password(address.nats_url)
+        await stack.enter_async_context(running_services(folder, address, slices=slices, on_event=on_event))
+        console.print(f"nats-server  {without_password(address.nats_url)}\nstore        {address.store_url}", markup=False)
+        console.print(f"logs         {folder.logs}/*.log", markup=False)
+        console.print(f"Five services are up. Publish a run with: seamlessflow train CONFIG --nats {where}", markup=False)
         follow = asyncio.create_task(_follow_logs(folder.logs, console))
-        await stop.wait()
+        await interrupt.requested.wait()
         follow.cancel()
-        console.print("stopping: services hand back what they hold, then the server ends")
 
 
 async def _follow_logs(logs: Path, console: Console) -> None:
@@ -90,7 +108,7 @@ async def _follow_logs(logs: Path, console: Console) -> None:
         for path in _log_files(logs):
             lines, positions[path] = _new_lines(path, positions.get(path, 0))
             for line in lines:
-                console.print(f"{path.stem:>18} | {line}", markup=False, highlight=False, soft_wrap=True)
+                console.print(f"{path.stem:>18} | {line}", markup=False, soft_wrap=True)
         await asyncio.sleep(0.3)
 
 

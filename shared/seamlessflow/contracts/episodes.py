@@ -22,7 +22,7 @@ class EpisodeStatus(StrEnum):
     VERIFIER_FAILED = "verifier_failed"
     """The verifier raised, hung, or answered something that is not a finite number."""
     RUNNER_LOST = "runner_lost"
-    """The runner died, and the agent with it."""
+    """The runner died or stopped, and the agent with it: no failure of the agent."""
     NOT_STARTED = "not_started"
     """The agent could not be started at all: command or module missing."""
     RUN_ENDED = "run_ended"
@@ -108,9 +108,18 @@ class EpisodeEnded(Event):
     wall_seconds: float = 0.0
 
 
+MAX_LOST_ATTEMPTS = 10
+"""Attempts in all after which a lost one is not followed by another, where ``max_attempts`` is not larger itself."""
+
+
 def is_final(status: EpisodeStatus, attempt: int, max_attempts: int) -> bool:
     """Whether no further attempt follows: it completed, or attempts are used up, or the run is over.
 
-    Scheduler (opens attempts) and trainer (waits for them) decide by this one rule.
+    ``attempt`` counts from 0. An attempt that was lost with its runner is always followed by another, within reason; one
+    that failed, only while fewer than ``max_attempts`` were made. Scheduler (opens attempts) and trainer (waits for them)
+    decide by this one rule, which looks at nothing but this attempt, so that they agree whatever either has heard before.
     """
-    return status in (EpisodeStatus.COMPLETED, EpisodeStatus.RUN_ENDED) or attempt + 1 >= max_attempts
+    if status in (EpisodeStatus.COMPLETED, EpisodeStatus.RUN_ENDED):
+        return True
+    limit = max(max_attempts, MAX_LOST_ATTEMPTS) if status is EpisodeStatus.RUNNER_LOST else max_attempts
+    return attempt + 1 >= limit

@@ -52,7 +52,7 @@ _CLOSED = "sf.{run}.ev.group.{group}.closed"
 
 ROUTES: tuple[Route, ...] = (
     Route(runs.RunRequested, "sf.ctl.run.{run}.requested", (USER,), "requested", once="sf.ctl.run.{run}.requested"),
-    Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER), "stop"),
+    Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER, WORKER, MANAGER), "stop"),
     Route(runs.RunStarted, "sf.{run}.ev.run.started", (SCHEDULER,), "started", once="sf.{run}.ev.run.started"),
     Route(runs.RunEnded, "sf.{run}.ev.run.ended", (SCHEDULER,), "ended", once="sf.{run}.ev.run.ended"),
     Route(runs.TaskSubmitted, "sf.{run}.task.{env}.{task}", (USER,), "task.{task}"),

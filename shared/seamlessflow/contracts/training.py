@@ -106,6 +106,8 @@ class TrainingEnded(Event):
 
     step: int
     weights_version: int
+    failure: str = ""
+    """Why the trainer cannot go on, for people: the run ends with it. Empty: nothing failed."""
 
 
 class WeightsPublished(Event):

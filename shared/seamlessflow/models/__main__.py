@@ -1,22 +1,29 @@
-"""``python -m seamlessflow.models NAME``: have a model on this machine and print its folder; exit code 2 if it cannot be."""
+"""``python -m seamlessflow.models NAME``: have a usable model on this machine and print its folder.
+
+Exit code 2, and why on standard error, when it cannot be had, or has no chat template or an architecture nobody serves.
+"""
 
 from __future__ import annotations
 
 import sys
 
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.models.resolve import resolve_model
+from seamlessflow.models.checking import check_model
+from seamlessflow.models.resolve import MADE_HERE, resolve_model
 from seamlessflow.settings import Settings
 
 
 def main(arguments: list[str]) -> int:
-    """Resolve each name; the first that cannot be had ends it."""
+    """Resolve and check each name; the first that cannot be used ends it."""
     if not arguments:
         print("usage: python -m seamlessflow.models NAME [NAME ...]", file=sys.stderr)
         return 2
     for name in arguments:
         try:
-            print(resolve_model(name, Settings().model_cache))
+            folder = resolve_model(name, Settings().model_cache)
+            if name not in MADE_HERE:
+                check_model(folder, name)
+            print(folder)
         except SeamlessFlowError as wrong:
             print(wrong, file=sys.stderr)
             return 2

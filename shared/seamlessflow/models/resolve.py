@@ -10,6 +10,8 @@ from seamlessflow.models.smollm2 import prepare_smollm2
 from seamlessflow.models.tiny import make_tiny
 
 TINY_SEED = 0
+MADE_HERE = ("smollm2-135m-instruct", "tiny-calculator")
+"""Names whose folders this package makes; they need no check."""
 FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 

@@ -4,10 +4,10 @@ from .context import Context, make_context, open_context
 from .device import DeviceLock
 from .inbox import HandlerTable, Inbox, keep_alive
 from .presence import LeaseWatch, Presence, read_lease
-from .runs import read_run
+from .runs import failure_words, read_run, stop_run
 from .speaker import Speaker
 
 __all__ = [
     "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Speaker",
-    "keep_alive", "make_context", "open_context", "read_lease", "read_run",
+    "failure_words", "keep_alive", "make_context", "open_context", "read_lease", "read_run", "stop_run",
 ]  # fmt: skip

@@ -16,13 +16,17 @@ from ..bus.base import Bus
 from ..bus.jetstream import connect
 from ..contracts import NodeStatus, Service
 from ..contracts.routes import inbox_prefix
+from ..errors import BusClosed
+from ..secrecy import without_password
 from ..settings import Settings
-from ..telemetry import configure_logging
+from ..telemetry import configure_logging, serve_metrics
 from .inbox import Inbox
-from .presence import Presence
+from .presence import GOODBYE_SECONDS, Presence
 from .speaker import Speaker
 
 log = structlog.get_logger()
+
+_LOOK_SECONDS = 0.1
 
 
 @dataclass
@@ -76,7 +80,11 @@ def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities
 async def open_context(
     service: Service, settings: Settings, *, capabilities: tuple[str, ...], slots: int = 0
 ) -> AsyncIterator[Context]:
-    """Connect (waiting for the server, saying so), announce presence, watch signals; close in order at the end."""
+    """Connect (waiting for the server, saying so), announce presence, watch signals; close in order at the end.
+
+    A stop that finds the server away does not wait for it: the bus is closed, what waits on it ends with BusClosed, and
+    that is no failure. Whatever was not said then is made up for, as after a kill.
+    """
     configure_logging(settings, service)
     bus = await connect(
         settings.nats_url,
@@ -85,16 +93,35 @@ async def open_context(
         nkey_seed=settings.nkey_seed,
     )
     context = make_context(service, settings, bus, capabilities=capabilities, slots=slots)
+    end_metrics = serve_metrics(settings, service, lambda: context.bus.connected)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, context.stopping.set)
     presence = asyncio.create_task(context.presence.run())
-    log.info("service.started", node=settings.node, nats=settings.nats_url, store=settings.store_url)
+    leaving = asyncio.create_task(_close_when_alone(context))
+    nats = without_password(settings.nats_url)
+    log.info("service.started", node=settings.node, nats=nats, store=without_password(settings.store_url))
     try:
         yield context
+    except BusClosed:
+        if not context.stopping.is_set():
+            raise
     finally:
-        presence.cancel()
-        with suppress(asyncio.CancelledError):
-            await presence
+        for task in (presence, leaving):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await bus.close()
+        end_metrics()
         log.info("service.stopped")
+
+
+async def _close_when_alone(context: Context) -> None:
+    """After a stop was asked for: close the bus once the server has been away for longer than a goodbye may take."""
+    await context.stopping.wait()
+    alone_seconds = 0.0
+    while alone_seconds < GOODBYE_SECONDS:
+        await asyncio.sleep(_LOOK_SECONDS)
+        alone_seconds = 0.0 if context.bus.connected else alone_seconds + _LOOK_SECONDS
+    log.warning("service.leaves_unheard", reason="the nats-server is away; what could not be said will be made up for")
+    await context.bus.close()

@@ -18,6 +18,7 @@ from ..bus.base import PROGRESS_SECONDS, Bus, Delivery, Subscription
 from ..codec import decode
 from ..contracts import DeadLetter, Event, Service
 from ..errors import BadInput, Unavailable
+from ..telemetry import count
 from .speaker import Speaker
 
 log = structlog.get_logger()
@@ -70,7 +71,9 @@ class Inbox:
     async def _judge(self, delivery: Delivery, table: HandlerTable) -> list[Event]:
         event = await self.open(delivery)
         handler = table.get(type(event))
-        return [] if handler is None else list(await handler(event))
+        said = [] if handler is None else list(await handler(event))
+        count("events_handled", type(event).__name__)
+        return said
 
     async def open(self, delivery: Delivery) -> Event:
         """The event of a delivery. Raises MalformedMessage."""
@@ -90,6 +93,7 @@ class Inbox:
         log.error("event.dead", subject=delivery.subject, reason=reason)
         await self._speaker.say(dead_letter(self._service, delivery, reason))
         await delivery.term(reason[:200])
+        count("events_dead")
 
 
 def dead_letter(service: Service, delivery: Delivery, reason: str) -> DeadLetter:

@@ -24,6 +24,8 @@ PRESENCE_SECONDS = 1.0
 PRESENCE_TTL_SECONDS = 5
 """After this long without renewal it counts as gone."""
 LEASE_POLL_SECONDS = 0.5
+GOODBYE_SECONDS = 1.0
+"""How long a goodbye may take. One that was not heard is made up for: presence, locks and deliveries run out by themselves."""
 
 
 class Presence:
@@ -58,7 +60,9 @@ class Presence:
                         await self._wake.wait()
         finally:
             if bucket is not None:
-                await asyncio.shield(bucket.delete(key))
+                with suppress(TimeoutError, SeamlessFlowError):
+                    async with asyncio.timeout(GOODBYE_SECONDS):
+                        await bucket.delete(key)
 
 
 async def read_lease(bus: Bus, node: str) -> Lease | None:

@@ -1,4 +1,4 @@
-"""Joining a run: its document is the first event of its journal."""
+"""Joining a run, whose document is the first event of its journal, and stopping one that cannot go on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from ..contracts import RunStarted
+from ..contracts import RunStarted, RunStopRequested, Service
 from ..errors import SeamlessFlowError
 from ..run_config import RunConfig, parse_run_config
 from .speaker import Speaker
@@ -29,3 +29,13 @@ async def read_run(speaker: Speaker, run: str) -> RunConfig:
             log.info("run.awaited", run=run)
         waited += 1
         await asyncio.sleep(0.5)
+
+
+def failure_words(service: Service, reason: str) -> str:
+    """What failed where, as the run's end says it."""
+    return f"{service.value}: {reason}"
+
+
+async def stop_run(speaker: Speaker, service: Service, run: str, reason: str) -> None:
+    """Ask for an orderly end of a run that this service cannot serve, where trying again would end the same."""
+    await speaker.say(RunStopRequested(run=run, reason=failure_words(service, reason)))

@@ -12,6 +12,7 @@ from ..codec import decode, to_message
 from ..contracts import Event
 from ..contracts.routes import journal, subject_filter
 from ..errors import SequenceMismatch
+from ..telemetry import count
 
 E = TypeVar("E", bound=Event)
 
@@ -27,9 +28,11 @@ class Speaker:
         """Store an event. None: it may exist only once and somebody said it before (perhaps we did)."""
         message = await self._store.detach(to_message(event))
         try:
-            return await self._bus.publish(message)
+            stored = await self._bus.publish(message)
         except SequenceMismatch:
             return None
+        count("events_said", type(event).__name__)
+        return stored
 
     async def say_all(self, events: Iterable[Event]) -> None:
         """In order, one after the other: a reader never sees a consequence before its cause."""
@@ -39,7 +42,9 @@ class Speaker:
     async def append(self, event: Event, expected_last_seq: int) -> int:
         """Store an event as the next one of its subject; returns its sequence. Raises SequenceMismatch: the fence."""
         message = await self._store.detach(to_message(event))
-        return (await self._bus.publish(replace(message, expected_last_seq=expected_last_seq))).seq
+        stored = await self._bus.publish(replace(message, expected_last_seq=expected_last_seq))
+        count("events_said", type(event).__name__)
+        return stored.seq
 
     async def open(self, record: Record) -> Event:
         """The event of a stored record."""

@@ -1,5 +1,6 @@
 """Agents and verifiers for the tests: ordinary functions that behave well, badly and worse. Run in processes of their own."""
 
+import ctypes
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 
@@ -19,6 +21,36 @@ def ask(task):
 
     answer = OpenAI().chat.completions.create(model="any", messages=[{"role": "user", "content": task["prompt"]}])
     return answer.choices[0].message.content
+
+
+def asks_plainly(task):
+    """Without a client that takes a second to import."""
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": task["prompt"]}]}).encode()
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def asks_then_hangs(task):
+    asks_plainly(task)
+    time.sleep(1000)
+
+
+def dumpable():
+    """1 where other processes of our user may read this one, else 0."""
+    return ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
+
+
+DUMPABLE_AT_IMPORT = dumpable()
+
+
+def tells_dumpable(task):
+    return f"{DUMPABLE_AT_IMPORT}{dumpable()}"
+
+
+def verifier_adds_dumpable(answer, task):
+    return float(f"{dumpable()}{answer}")
 
 
 def prints(task):

@@ -8,6 +8,7 @@ from pathlib import Path
 from services.agent_runner.agents import BARE, base_environment
 from services.agent_runner.memory import MemoryWatch
 from services.agent_runner.nursery import Kind, Launch, Nursery
+from services.agent_runner.own_time import OwnTime
 from services.agent_runner.process import AgentProcess, Limits
 
 HERE = Path(__file__).parent
@@ -30,7 +31,7 @@ async def main() -> None:
             environment={**environment, "SEAMLESSFLOW_TASK": str(home / "task.json")},
             memory_bytes=1 << 30,
         )
-        process = AgentProcess(Limits(1000, 1 << 30, 1 << 20), MemoryWatch())
+        process = AgentProcess(Limits(1000, 1000, 1 << 30, 1 << 20), MemoryWatch(), OwnTime())
         agents.append(asyncio.create_task(process.run(await nursery.zygote(kind), launch)))
     await asyncio.gather(*agents)
 

@@ -36,6 +36,8 @@ class Case:
 @pytest.fixture(scope="session")
 def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two random Llamas of one shape, float32: the first weights and the other ones."""
+    import gc
+
     torch = pytest.importorskip("torch")
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -55,6 +57,7 @@ def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         folder = tmp_path_factory.mktemp(f"llama{seed}")
         LlamaForCausalLM(config).save_pretrained(folder)
         folders.append(folder)
+    gc.freeze()  # transformers' manager collects garbage at each stop, a second long over all that torch imports
     return folders
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.runtime import inbox as runtime_inbox
-from services.rollout_worker import steps
+from services.rollout_worker import update_steps
 from services.rollout_worker import weights as weights_module
 from services.rollout_worker.engines.base import EngineError
 from tests.services.rollout_worker.rollout_world import World
@@ -20,7 +20,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """A world without a run yet; pings and polls are quick."""
     monkeypatch.setattr(runtime_inbox, "PROGRESS_SECONDS", 0.05)
     monkeypatch.setattr(weights_module, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(steps, "FIRST_REST_SECONDS", 0.05)
+    monkeypatch.setattr(update_steps, "FIRST_REST_SECONDS", 0.05)
     made = World(tmp_path)
     yield made
     for worker in made.workers:

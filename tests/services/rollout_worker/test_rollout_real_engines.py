@@ -1,4 +1,4 @@
-"""The service with the engines it really builds: a tiny random Llama under transformers, and the scripted one."""
+"""The service with the engines it really builds: a tiny random Llama under both that serve models, and the scripted one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from services.rollout_worker.service import RolloutWorker
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 PROMPT = (5, 6, 7)
+ENGINES = ["transformers", "continuous_batching"]
 
 
 def tiny_llama(seed: int) -> LlamaForCausalLM:
@@ -60,10 +61,11 @@ async def stop(worker: RolloutWorker, task: asyncio.Task[None]) -> None:
     await task
 
 
-async def test_a_real_model_samples_what_it_would_alone_before_and_after_new_weights(world: World, tmp_path: Path):
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_real_model_samples_what_it_would_alone_before_and_after_new_weights(world: World, tmp_path: Path, engine: str):
     """Greedy tokens are those of a plain forward pass of the very version each segment names."""
     old, new = tiny_llama(0), tiny_llama(1)
-    await world.open_run(model={"engine": "transformers"})
+    await world.open_run(model={"engine": engine})
     await publish(world, old, 0, tmp_path)
     worker, task = start(world)
     await world.lease()
@@ -82,9 +84,10 @@ async def test_a_real_model_samples_what_it_would_alone_before_and_after_new_wei
     assert (versions["c2"], versions["c3"]) == (0, 1)
 
 
-async def test_a_real_engine_hands_a_generation_on_and_back(world: World, tmp_path: Path):
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_real_engine_hands_a_generation_on_and_back(world: World, tmp_path: Path, engine: str):
     """Interrupted in the middle by a lease, it ends exactly as it would have: seeded draws depend on the position only."""
-    await world.open_run(model={"engine": "transformers"})
+    await world.open_run(model={"engine": engine})
     await publish(world, tiny_llama(0), 0, tmp_path)
     worker, task = start(world)
     await world.lease()

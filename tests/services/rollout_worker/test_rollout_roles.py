@@ -10,9 +10,12 @@ from seamlessflow.contracts import (
     Role,
     RoleReleased,
     RoleTaken,
+    RunStopRequested,
     SegmentSampled,
     WeightsLoaded,
 )
+from seamlessflow.contracts.routes import CONTROL_STREAM, control_streams, subject_filter
+from seamlessflow.errors import BadInput
 from seamlessflow.runtime import DeviceLock
 from services.rollout_worker.engines.base import EngineError
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
@@ -223,6 +226,51 @@ async def test_an_engine_that_hangs_is_noticed(world: World, monkeypatch):
         await worker.task
 
     assert await world.num_queued() == 1
+
+
+@pytest.mark.parametrize("where", ["build", "start"])
+async def test_a_model_that_cannot_be_served_stops_the_run_and_not_the_worker(world: World, where: str, monkeypatch):
+    """Trying again would end the same: the reason reaches the run's end, the device is free, the next run is served."""
+    for stream in control_streams():
+        await world.bus.ensure_stream(stream)
+    await world.open_run()
+    await world.publish_model()
+    await world.publish_weights(0)
+    worker = world.worker(by_itself=True)
+
+    def refuses(*arguments: object, **options: object) -> None:
+        raise BadInput("it has 9 heads on 2 necks")
+
+    good_build, good_start = worker.service._build, worker.engine.start
+    if where == "build":
+        worker.service._build = refuses
+    else:
+        monkeypatch.setattr(worker.engine, "start", refuses)
+    await world.lease()
+
+    async def stop_asked() -> bool:
+        record = await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN))
+        event = None if record is None else await worker.context.speaker.open(record)
+        return event == RunStopRequested(run=RUN, reason="rollout-worker: it has 9 heads on 2 necks")
+
+    await world.until(stop_asked)
+    await asyncio.wait_for(_take_and_release(world), 1)
+    assert worker.context.presence.status.state == "failed: it has 9 heads on 2 necks" and not worker.task.done()
+    assert await world.said(RoleTaken) == []
+
+    worker.service._build = good_build
+    monkeypatch.setattr(worker.engine, "start", good_start)
+    await world.lease(Role.IDLE, run=None)
+    await world.until(lambda: worker.context.presence.status.state == "idle")
+    await world.lease()
+    await world.ask()
+    await world.until_acked()
+
+
+async def _take_and_release(world: World) -> None:
+    lock = DeviceLock(world.folder / "work", NODE)
+    await lock.take()
+    lock.release()
 
 
 async def test_presence_shows_what_the_worker_does(world: World, monkeypatch):

@@ -1,17 +1,18 @@
 """New weights in the middle of generations: exact versions, nothing lost, and a bad version stops nobody."""
 
+import asyncio
 import shutil
 import time
 
 import pytest
 from structlog.testing import capture_logs
 
-from seamlessflow.contracts import GenerationEnded, SegmentSampled, WeightsLoaded
+from seamlessflow.contracts import GenerationEnded, Role, RoleReleased, RoleTaken, SegmentSampled, WeightsLoaded
 from seamlessflow.errors import BadInput
 from seamlessflow.weights import weights_path
 from services.rollout_worker import tenure as tenure_module
 from services.rollout_worker import weights as weights_module
-from services.rollout_worker.steps import Step
+from services.rollout_worker.update_steps import Step
 from services.rollout_worker.versions import LocalVersions
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
@@ -150,6 +151,48 @@ async def test_a_step_that_hangs_is_cut_short_and_its_culprit_named(world: World
     assert (skipped["step"], skipped["culprit"], skipped["sampling_with"]) == (step.name.lower(), step.value, 0)
     assert [segment.weights_version for segment in await world.said(SegmentSampled)] == [0, 1]
     assert await world.tokens() == [1003 + n for n in range(4)]
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_a_cancellation_that_meets_a_hint_is_not_swallowed(world: World, num_turns: int):
+    """Leaving a run must not wait for ever for a follower that was cancelled just as it woke."""
+    worker = await world.ready()
+    following = worker.service._tenure._following
+    await asyncio.sleep(0.02)
+    worker.service._tenure._follower.poke()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    following.cancel()
+
+    async with asyncio.timeout(1):
+        await asyncio.wait([following])
+    assert following.cancelled()
+
+
+async def test_a_long_freeze_is_not_taken_for_a_hanging_engine(world: World, monkeypatch):
+    """The device was the trainer's for longer than a stall may be, and saying WeightsLoaded takes its time."""
+    monkeypatch.setattr("services.rollout_worker.watchman.OBSERVE_SECONDS", 0.01)
+    worker = await world.ready()
+    worker.service._settings.stall_seconds = 0.2
+    await world.ask(max_tokens=2)
+    await world.until(lambda: worker.engine.requests)
+    await world.lease(Role.TRAIN)
+    await world.until_said(RoleReleased)
+    await world.publish_weights(1)
+    say_loaded = weights_module.say_loaded
+
+    async def slowly(*arguments, **options):
+        await asyncio.sleep(0.1)
+        await say_loaded(*arguments, **options)
+
+    monkeypatch.setattr(weights_module, "say_loaded", slowly)
+    await asyncio.sleep(0.5)
+    await world.lease()
+    await world.until_said(RoleTaken, 2)
+    worker.engine.step(2)
+    await world.until_acked()
+
+    assert not worker.task.done()
 
 
 def hang_once(monkeypatch, engine, step: Step) -> None:

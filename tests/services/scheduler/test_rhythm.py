@@ -266,6 +266,80 @@ def test_a_journal_at_80_percent_stops_admission_and_ends_the_run_in_order():
     assert told(progress, TrainingEnded(run=RUN, step=1, weights_version=1), seen=full)[-1].reason == "journal_full"
 
 
+def failed(opened: EpisodeOpened, reason: str = "No module named 'x'") -> EpisodeEnded:
+    return ended(opened, EpisodeStatus.NOT_STARTED).model_copy(update={"reason": reason})
+
+
+def dropped(group: str, reason: str) -> GroupDropped:
+    return GroupDropped(run=RUN, group=group, reason=reason)
+
+
+def run_of_drops(progress: Progress, count: int, reason: str, *, completed: bool) -> list[Event]:
+    """Every group that is admitted ends and is dropped, at most ``count`` of them; returns what the last one led to."""
+    said = told(progress, *tasks("t", 100), TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
+    for _ in range(count):
+        group = next(iter(progress.groups))
+        for episode, origin_ in [each for each in progress.open_training.items() if each[1].group == group]:
+            opened = EpisodeOpened.model_construct(episode=episode, origin=origin_, shard=0)
+            said = told(progress, ended(opened) if completed else failed(opened))
+        said = told(progress, dropped(group, reason))
+    return said
+
+
+def test_a_run_whose_groups_all_fail_stops_and_says_what_failed():
+    """A mistyped entrypoint: after 2 * groups_per_step groups without any success no further group is admitted."""
+    progress = Progress(RUN, config(fleet={"max_attempts": 1}, evaluation={"before": False, "after": True}))
+    assert "GroupAdmitted" in kinds(run_of_drops(progress, 3, "failed", completed=False))
+
+    last = next(iter(progress.groups))
+    for episode, origin_ in [each for each in progress.open_training.items() if each[1].group == last]:
+        told(progress, failed(EpisodeOpened.model_construct(episode=episode, origin=origin_, shard=0)))
+    words = f"stopped: the last 4 groups failed: {last}-1-0: not_started: No module named 'x'"
+    assert told(progress, dropped(last, "failed")) == [TrainingEndRequested(run=RUN, reason=words, train_rest=False)]
+
+    said = told(progress, task("e1", evaluation="after"), TrainingEnded(run=RUN, step=0, weights_version=0))
+    assert "EvaluationEnded" not in kinds(said) and said[-1] == RunEnded(run=RUN, reason=words, steps=0)
+
+
+def test_a_run_that_learns_nothing_from_any_group_stops_and_says_so():
+    """Rewards that are all equal, 20 * groups_per_step groups long: there would be no end of it."""
+    progress = Progress(RUN, config(algorithm={"stop_after_dropped_groups": 6}))
+    assert "GroupAdmitted" in kinds(run_of_drops(progress, 5, "zero_variance", completed=True))
+
+    said = told(progress, dropped(next(iter(progress.groups)), "zero_variance"))
+    assert [type(event) for event in said] == [TrainingEndRequested]
+    assert said[0].reason.startswith("stopped: the last 6 groups were dropped without a step (6 zero_variance)")
+
+
+def test_a_success_or_a_step_starts_the_count_of_failures_again():
+    """One completed episode shows that agents can work at all; a step, that the run comes on. Repeats change nothing."""
+    progress = Progress(RUN, config(fleet={"max_attempts": 1}))
+    run_of_drops(progress, 3, "failed", completed=False)
+    [episode, origin_] = next(iter(progress.open_training.items()))
+    success = ended(EpisodeOpened.model_construct(episode=episode, origin=origin_, shard=0))
+    assert "TrainingEndRequested" not in kinds(told(progress, success, dropped(origin_.group, "failed")))
+    run_of_drops(progress, 2, "failed", completed=False)
+    assert "TrainingEndRequested" not in kinds(told(progress, success, success))
+    assert kinds(run_of_drops(progress, 1, "failed", completed=False)) == ["TrainingEndRequested"]
+
+    stepping = Progress(RUN, config(fleet={"max_attempts": 1}))
+    run_of_drops(stepping, 3, "failed", completed=False)
+    told(stepping, StepTaken(run=RUN, step=1, line=1, weights_version=1, groups=(), metrics={}))
+    assert "TrainingEndRequested" not in kinds(run_of_drops(stepping, 3, "failed", completed=False))
+
+
+def test_a_trainer_that_cannot_go_on_ends_the_run_with_its_words():
+    """It says TrainingEnded with what failed; whether its wish to stop is heard before or after that changes nothing."""
+    for stop in ([], [RunStopRequested(run=RUN, reason="trainer: no such model")]):
+        progress = Progress(RUN, config(evaluation={"before": False, "after": True}))
+        told(progress, task("t1"), task("e1", evaluation="after"), TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
+        over = TrainingEnded(run=RUN, step=2, weights_version=5, failure="trainer: no such model")
+
+        last = told(progress, over, *stop)
+        assert kinds(last) == ["EpisodeEnded", "EpisodeEnded", "GroupDropped", "RunEnded"]
+        assert last[-1] == RunEnded(run=RUN, reason="trainer: no such model", steps=2)
+
+
 def test_long_task_ids_give_ids_that_fit_a_subject_token():
     """A task id of 128 characters is cut and told apart by a digest."""
     one, two = "x" * 128, "x" * 127 + "y"
@@ -289,7 +363,7 @@ def test_a_closed_group_opens_no_further_attempt():
     seed=st.integers(0, 1 << 32),
     num_tasks=st.integers(0, 14),
     num_held_out=st.integers(0, 3),
-    failing=st.sampled_from([0.0, 0.3, 0.9]),
+    failing=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
     stops=st.booleans(),
 )
 def test_every_run_ends_in_order_whatever_dies(seed, num_tasks, num_held_out, failing, stops):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
 
@@ -11,6 +11,7 @@ from scheduler_bench import MACHINE, TRAINER, Bench, until
 from scheduler_world import RUN, Agents, config, document, task
 
 from seamlessflow.bus.base import Message
+from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import (
     BatchReady,
@@ -33,7 +34,10 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
 )
 from seamlessflow.contracts.routes import CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET, consumer_name, journal, queue_stream
+from seamlessflow.errors import Unavailable
 from seamlessflow.ledger import Ledger
+from services.scheduler import clearing
+from services.scheduler.service import Scheduler
 
 ROUNDS = {"evaluation": {"before": True, "after": True}}
 
@@ -87,6 +91,52 @@ async def test_a_run_goes_from_request_to_end(bench: Bench):
         return gone and journal(RUN) in names and lease.run is None and state.phase is RunPhase.ENDED
 
     await until(cleaned_up)
+
+
+class Flaky:
+    """Refuses the first calls of a method, as a server that is away does."""
+
+    def __init__(self, method: Callable[..., Awaitable[None]], refusals: int) -> None:
+        self.method, self.refusals = method, refusals
+
+    async def __call__(self, *arguments: object, **options: object) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise Unavailable("the server is away")
+        await self.method(*arguments, **options)
+
+
+async def test_the_end_of_a_run_is_recorded_and_cleared_away_also_when_the_server_is_away_just_then(bench: Bench, monkeypatch):
+    """RUNS says ended although the first tries failed, and so are the queues deleted; nothing is forgotten meanwhile."""
+    recorded, deleted = Flaky(Scheduler._record_end, 2), Flaky(MemoryBus.delete_stream, 2)
+    monkeypatch.setattr(Scheduler, "_record_end", lambda self, *arguments: recorded(self, *arguments))
+    monkeypatch.setattr(MemoryBus, "delete_stream", lambda self, name: deleted(self, name))
+    monkeypatch.setattr(clearing, "RETRY_SECONDS", 0.02)
+    await bench.start()
+    await bench.announce()
+    await bench.request()
+    await bench.speaker.say(RunStopRequested(run=RUN))
+
+    async def over() -> bool:
+        names = await bench.bus.stream_names()
+        return (await bench.state()).phase is RunPhase.ENDED and not any(queue_stream(each, RUN) in names for each in QUEUE_OF)
+
+    await until(over)
+    assert recorded.refusals == deleted.refusals == 0
+    assert (await bench.state()).reason == "stopped"
+
+
+async def test_a_run_whose_agents_all_fail_ends_by_itself(bench: Bench):
+    """Nothing is trained, nothing is left open, and RUNS says why."""
+    await bench.start()
+    await bench.announce()
+    await bench.request()
+    bench.live(failing=1.0)
+    await bench.submit(train=40)
+
+    ended = await bench.until_ended()
+    assert ended.reason.startswith("stopped: the last 4 groups failed: g-t") and ended.steps == 0
+    await check_the_history(bench)
 
 
 @pytest.mark.parametrize("num_events", [30, 45, 70, 120, 160])

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_world import VOCABULARY, make_tiny_llama, run_document, samples_ready
 
+from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput
 from seamlessflow.run_config import parse_run_config
-from services.trainer.ages import VersionSteps
 from services.trainer.batches import TrainingBatch, make_batch
 from services.trainer.checkpoints import snapshot
 from services.trainer.groups import Group

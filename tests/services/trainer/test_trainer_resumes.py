@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from trainer_world import RUN, World, by_index
@@ -13,12 +15,14 @@ from seamlessflow.bus.base import Message
 from seamlessflow.contracts import (
     GroupTrained,
     Role,
+    RunStopRequested,
     StepsCommitted,
     StepTaken,
     TrainerStarted,
     TrainingEnded,
     WeightsPublished,
 )
+from seamlessflow.contracts.routes import CONTROL_STREAM, subject_filter
 
 MakeWorld = Callable[..., Awaitable[World]]
 NUM_STEPS = 5
@@ -153,6 +157,25 @@ async def test_a_trainer_of_an_ended_training_stays_quiet(make_world: MakeWorld)
         await asyncio.sleep(0.8)
 
     assert len(await world.heard(TrainerStarted, StepTaken, StepsCommitted, WeightsPublished)) == said
+
+
+async def test_a_line_that_cannot_begin_again_ends_the_training(make_world: MakeWorld, tiny_llama: Path) -> None:
+    """The model's folder is gone at the second start: what was committed is said to be the end, and what failed."""
+    model = Path(shutil.copytree(tiny_llama, tiny_llama.parent / "short-lived"))
+    world = await make_world(model, steps=3, every_steps=1, max_staleness=9)
+    await world.lease(Role.TRAIN)
+    feeder = asyncio.create_task(feed(world, ["a", "b"]))
+    async with world.trainer():
+        await world.hears(StepsCommitted)
+    await feeder
+    shutil.rmtree(model)
+    async with world.trainer():
+        over = await world.hears(TrainingEnded)
+        stop = await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN))
+
+    assert (over.step, over.weights_version) == (1, (await world.head()).weights_version)
+    assert over.failure.startswith("trainer: No model named")
+    assert stop is not None and len(await world.heard(TrainerStarted)) == 1
 
 
 async def test_a_damaged_checkpoint_is_not_trained_from(make_world: MakeWorld) -> None:

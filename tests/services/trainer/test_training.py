@@ -280,6 +280,7 @@ async def test_samples_that_cannot_be_trained_become_a_dead_letter(make_world: M
         await world.hears(StepTaken)
 
     assert "another model's tokenizer" in letter.reason
+    assert [(d.group, d.reason) for d in await world.heard(GroupDropped)] == [("bad", DropReason.FAILED)]
 
 
 async def test_a_broken_reward_stops_the_run_with_a_reason(make_world: MakeWorld) -> None:
@@ -315,6 +316,7 @@ async def test_a_model_that_does_not_exist_stops_the_run_with_a_reason(make_worl
 
     stop = await world.speaker.open(record)
     assert isinstance(stop, RunStopRequested) and "no-such-model" in stop.reason
+    assert await world.heard(TrainingEnded) == []  # none began; the scheduler waits for none
 
 
 async def test_the_model_folder_and_the_weights_load_together(make_world: MakeWorld, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.errors import ConfigError
 from services.trajectory_manager.library import library_renderer
-from services.trajectory_manager.rendering import Known, TemplateRenderer, load_renderer
+from services.trajectory_manager.rendering import KnownTurn, TemplateRenderer, load_renderer
 from services.trajectory_manager.template import ChatTemplate, TemplateRefused
 from services.trajectory_manager.tokenizer import ChatTokenizer
 from tests.domain.trajectory_builders import CALC, CHATML, SMOLLM2, renderer, tokenizer, user
@@ -42,7 +42,7 @@ def test_turn_by_turn_equals_at_once(template: str, num_merges: int, turns: list
         stream = stream + sampled
         messages = [*messages, {"role": "assistant", "content": answer}]
         new = turns[position + 1][0] if position + 1 < len(turns) else last
-        suffix = under_test.suffix(Known(list, sampled, len(messages)), [*messages, *new], None)
+        suffix = under_test.suffix(KnownTurn(list, sampled, len(messages)), [*messages, *new], None)
         messages = [*messages, *new]
         at_once = under_test.render(messages, None)
         assert suffix is not None
@@ -55,8 +55,8 @@ def test_turn_by_turn_equals_at_once(template: str, num_merges: int, turns: list
 def test_a_turn_cut_by_its_budget_is_closed_by_the_next_suffix():
     """No <|im_end|> was sampled, so the template's is context of the next turn."""
     messages = [user("q"), {"role": "assistant", "content": "seve"}, user("go on")]
-    cut = renderer().suffix(Known(list, tokenizer().encode("seve"), 2), messages, None)
-    whole = renderer().suffix(Known(list, tokenizer().encode("seve<|im_end|>"), 2), messages, None)
+    cut = renderer().suffix(KnownTurn(list, tokenizer().encode("seve"), 2), messages, None)
+    whole = renderer().suffix(KnownTurn(list, tokenizer().encode("seve<|im_end|>"), 2), messages, None)
     assert cut is not None and whole is not None
     assert tokenizer().decode(cut) == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
     assert cut == [tokenizer().eos_token_id, *whole]
@@ -65,7 +65,7 @@ def test_a_turn_cut_by_its_budget_is_closed_by_the_next_suffix():
 def test_a_turn_that_says_the_close_token_does_not_confuse_the_suffix():
     """Content may hold the very text of a special token."""
     messages = [user("q"), {"role": "assistant", "content": "a<|im_end|>b"}, user("r")]
-    suffix = renderer().suffix(Known(list, [tokenizer().eos_token_id or 0], 2), messages, None)
+    suffix = renderer().suffix(KnownTurn(list, [tokenizer().eos_token_id or 0], 2), messages, None)
     assert suffix is not None and tokenizer().decode(suffix).startswith("\n<|im_start|>user\nr")
 
 
@@ -75,7 +75,7 @@ def test_a_template_that_rewrites_earlier_turns_gives_no_suffix():
     words = tokenizer()
     under_test = TemplateRenderer(words, ChatTemplate(forgetful, words.named), [words.eos_token_id or 0])
     messages = [user("q"), {"role": "assistant", "content": "seven"}, user("r")]
-    assert under_test.suffix(Known(list, words.encode("seven<|im_end|>"), 2), messages, None) is None
+    assert under_test.suffix(KnownTurn(list, words.encode("seven<|im_end|>"), 2), messages, None) is None
 
 
 def test_tool_arguments_reach_the_template_as_a_map_and_odd_content_as_text():
@@ -162,7 +162,9 @@ def test_a_known_family_uses_the_package(qwen: Any):
     assert parsed.reasoning is not None and parsed.reasoning.strip() == "hm"
     assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [("calc", {"e": "3+4"})]
     turn = {"role": "assistant", "content": "", "tool_calls": []}
-    suffix = under_test.suffix(Known(lambda: prompt, sampled, 2), [*messages, turn, {"role": "tool", "content": "7"}], [CALC])
+    suffix = under_test.suffix(
+        KnownTurn(lambda: prompt, sampled, 2), [*messages, turn, {"role": "tool", "content": "7"}], [CALC]
+    )
     assert suffix is not None
     assert words.decode(suffix).startswith("\n<|im_start|>user\n<tool_response>\n7\n</tool_response>")
     assert under_test.stop_token_ids

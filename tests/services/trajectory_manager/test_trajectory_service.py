@@ -16,10 +16,10 @@ from seamlessflow.contracts import (
     EpisodeEvaluated,
     GenerationRequested,
     Lease,
+    RunStopRequested,
     SamplesReady,
 )
-from seamlessflow.contracts.routes import journal
-from seamlessflow.errors import ConfigError
+from seamlessflow.contracts.routes import CONTROL_STREAM, control_streams, journal, subject_filter
 from seamlessflow.runtime import read_lease
 from seamlessflow.weights import model_path, publish_folder
 from services.trajectory_manager.comparison import replay
@@ -221,13 +221,29 @@ async def test_a_lost_lease_leaves_the_run_and_a_new_one_joins_it_again(world: W
     assert isinstance(lease, Lease) and lease.run == RUN
 
 
-async def test_a_model_that_cannot_be_used_stops_the_service(world: World, tmp_path: Path):
-    """With a reason, so that its supervisor and people see it."""
+async def test_a_model_that_cannot_be_used_stops_the_run_and_not_the_service(world: World):
+    """With a reason that reaches the run's end; the manager stays, for the next run."""
+    for stream in control_streams():
+        await world.bus.ensure_stream(stream)
     (Path(world.store.path(RUN, "model")) / "manifest.json").unlink()
     publish_folder(world.store, model_path(RUN), {"config.json": b"{}"}, {})
     running = await world.start_manager()
-    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        await running.task
+
+    async with asyncio.timeout(10):
+        while (record := await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN))) is None:
+            await asyncio.sleep(0.01)
+    stop = await world.speaker.open(record)
+    assert isinstance(stop, RunStopRequested)
+    assert stop.reason.startswith("trajectory-manager: ") and "no tokenizer.json" in stop.reason
+    await world.lease(None)
+    async with asyncio.timeout(10):
+        while running.service._context.presence.status.state != "waits for a run":
+            await asyncio.sleep(0.01)
+    world.store.remove(f"{model_path(RUN)}/manifest.json")
+    world.publish_model()
+    await world.lease()
+    await world.turn([user("q")], "seven")
+    assert not running.task.done()
 
 
 async def test_a_replay_finds_what_was_said_otherwise(world: World):

@@ -8,9 +8,10 @@ Pure: fed with (version, step) pairs from the journal, in any order.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from seamlessflow.errors import BadInput
+from .errors import BadInput
 
 
 class VersionSteps:
@@ -19,19 +20,25 @@ class VersionSteps:
     def __init__(self, published: Iterable[tuple[int, int]] = ()) -> None:
         self._published: dict[int, int] = {}
         self._counted: dict[int, int] = {}
+        self._order: list[int] = []
         for weights_version, step in published:
-            self._published[weights_version] = step
-        self._recount()
+            self.publish(weights_version, step)
+
+    def __len__(self) -> int:
+        """How many versions were published."""
+        return len(self._published)
 
     def publish(self, weights_version: int, step: int) -> None:
         """A version became known."""
+        if weights_version not in self._published:
+            insort(self._order, weights_version)
         self._published[weights_version] = step
-        self._recount()
+        self._recount(bisect_left(self._order, weights_version))
 
     @property
     def newest(self) -> int | None:
         """The highest version so far; None: nothing was ever published."""
-        return max(self._published, default=None)
+        return self._order[-1] if self._order else None
 
     def step_of(self, weights_version: int) -> int:
         """The step a version counts as. Raises BadInput for a version that nobody published."""
@@ -52,9 +59,14 @@ class VersionSteps:
             )
         return age
 
-    def _recount(self) -> None:
-        lowest: int | None = None
-        for weights_version in sorted(self._published, reverse=True):
+    def _recount(self, position: int) -> None:
+        """From this place to older versions until nothing changes: one look where versions come in order."""
+        newer = self._order[position + 1] if position + 1 < len(self._order) else None
+        lowest = None if newer is None else self._counted[newer]
+        for place in range(position, -1, -1):
+            weights_version = self._order[place]
             step = self._published[weights_version]
             lowest = step if lowest is None else min(lowest, step)
+            if place != position and self._counted[weights_version] == lowest:
+                return
             self._counted[weights_version] = lowest

@@ -1,4 +1,4 @@
-"""One step: a batch goes through the learner, its weights are published, StepTaken is said. And what is measured of it."""
+"""What is measured of a step: the figures that StepTaken carries. Pure."""
 
 from __future__ import annotations
 

@@ -1,0 +1,28 @@
+"""Ctrl-C: once ends in order and says so at once, twice ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+EXIT_CODE = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupt:
+    """``requested`` is set by the first SIGINT or SIGTERM; the second one ends the process, and with it its children."""
+
+    def __init__(self, say: Callable[[str], None], what: str) -> None:
+        self.requested = asyncio.Event()
+        self._say, self._what = say, what
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.requested.is_set():
+            self._say("killed")
+            os._exit(EXIT_CODE)  # the kernel kills the children: see processes.die_with_parent
+        self.requested.set()
+        self._say(f"stopping: {self._what} (once more: at once)")

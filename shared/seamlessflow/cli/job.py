@@ -1,0 +1,157 @@
+"""One command's part in a run: asking for it, feeding it, following it, and what to say when it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+from ..client import Client
+from ..errors import ConfigError
+from ..run_config import RunConfig, load_run_config
+from ..secrecy import without_password
+from ..task_sources import Questions, load_questions
+from .checks import check_agents, check_store, prepare_model
+from .endings import end
+from .feeding import feed
+from .follow import Follower
+from .interrupt import EXIT_CODE, Interrupt
+from .place import Address, Folder
+from .result import finish, write_summary
+
+CONFIG_FILE = "config.toml"
+
+
+class Job:
+    """``elsewhere``: where the services are when they are not ours; the run goes on without this command then."""
+
+    def __init__(self, run: str, folder: Folder, console: Console, elsewhere: Address | None) -> None:
+        self.run, self.folder, self.elsewhere = run, folder, elsewhere
+        self._console = console
+        self._began = time.monotonic()
+        self._questions: Questions | None = None
+        self._follower: Follower | None = None
+        self._interrupt: Interrupt | None = None
+
+    def say(self, line: str, style: str | None = None) -> None:
+        self._console.print(line, style=style, markup=False, soft_wrap=True)
+
+    def note(self, name: str, what: str) -> None:
+        """What happened to a process."""
+        if self._follower is not None:
+            self._follower.note(name, what)
+        else:
+            self.say(f"{name} {what}", "yellow")
+
+    def watch_signals(self) -> None:
+        """From now on Ctrl-C leaves in order. Call it in the loop."""
+        here = "services hand back what they hold, then the server ends"
+        self._interrupt = Interrupt(self.say, here if self.elsewhere is None else "the run goes on where its services are")
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupt is not None and self._interrupt.requested.is_set()
+
+    def check(self, config: RunConfig, store: str | None) -> None:
+        """Raise ConfigError or Unavailable for what cannot work. With services elsewhere, what only we lack is a note."""
+        self._questions = load_questions(config.tasks, config.seed)
+        for check in (check_agents, partial(prepare_model, console=self._console)):
+            try:
+                check(config)
+            except ConfigError as wrong:
+                if self.elsewhere is None:
+                    raise
+                self.say(f"on this machine, which need not matter: {wrong}", "yellow")
+        url = (store or self.folder.store_url) if self.elsewhere is None else self.elsewhere.store_url
+        if url is not None:
+            check_store(url)
+
+    async def accepted(self, client: Client, wanted: RunConfig | None) -> RunConfig | None:
+        """Ask for a new run, or find out what a resumed one is. Raises ConfigError. None: interrupted meanwhile."""
+        if wanted is not None:
+            if not await client.request_run(self.run, wanted):
+                raise ConfigError(f"a run named {self.run!r} exists on this server; use --resume, or another --name")
+            return wanted
+        config = await client.requested(self.run)
+        if config is None:  # left before the request was stored
+            config = self._kept_config()
+            await client.request_run(self.run, config)
+        try:
+            await asyncio.to_thread(self.check, config, client.store.url if self.elsewhere is None else None)
+        except ConfigError:
+            if not self.interrupted:  # Ctrl-C ends the processes that check, too
+                raise
+        return None if self.interrupted else config
+
+    def _kept_config(self) -> RunConfig:
+        path = self.folder.path / CONFIG_FILE
+        if not path.is_file():
+            raise ConfigError(f"run {self.run!r} cannot be resumed: nobody asked for it on this server")
+        return load_run_config(path)
+
+    def keep(self, config: RunConfig, address: Address) -> None:
+        """The run's own configuration, overrides included, and where its services are when not here."""
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        (self.folder.path / CONFIG_FILE).write_text(to_toml(config.model_dump(mode="json", exclude_none=True)))
+        if self.elsewhere is not None:
+            self.folder.announce(address)
+
+    async def follow(self, client: Client, config: RunConfig) -> int:
+        """Feed and follow until the run ended or Ctrl-C; returns the exit code."""
+        assert self._questions is not None
+        assert self._interrupt is not None
+        questions, folder = self._questions, self.folder
+        sizes = f"{len(questions.training)} training and {len(questions.held_out)} held-out questions"
+        self.say(f"run {self.run} in {folder.path}/ ({sizes})")
+        follower = self._follower = Follower(self.run, config, folder, self._console)
+        await _until_first(
+            follower.run_until_end(client),
+            self._interrupt.requested.wait(),
+            beside=self._feed(client, config, questions, follower),
+        )
+        if follower.view.ended is None:
+            write_summary(self.run, config, questions, follower, folder, self._began)
+            return EXIT_CODE
+        return await finish(client, self.run, config, questions, follower, folder, self._began, self._console)
+
+    async def _feed(self, client: Client, config: RunConfig, questions: Questions, follower: Follower) -> None:
+        await follower.up_to_date.wait()
+        await feed(client, self.run, config, questions, follower.view)
+
+    def left(self) -> None:
+        """Say how to go on. Call it when everything here has ended."""
+        follower = self._follower
+        if follower is not None and follower.view.ended is not None:
+            return
+        if self.elsewhere is not None:
+            where = without_password(self.elsewhere.nats_url)
+            self.say(f"run {self.run} goes on at {where}; its tasks are published while it is followed.", "yellow")
+            self.say(
+                f"follow it again: seamlessflow train --resume {self.run}    end it: seamlessflow stop {self.run}", "yellow"
+            )
+        else:
+            at = "" if follower is None else f" at step {follower.view.step}, of which {follower.view.committed_step} are saved"
+            self.say(f"suspended{at}; go on with: seamlessflow train --resume {self.run}", "yellow")
+
+
+async def _until_first(*work: Any, beside: Any) -> None:
+    """Run until one of ``work`` ends or anything fails, which is raised; ``beside`` may end before."""
+    main, other = [asyncio.ensure_future(each) for each in work], asyncio.ensure_future(beside)
+    try:
+        done, _ = await asyncio.wait([*main, other], return_when=asyncio.FIRST_COMPLETED)
+        if done == {other}:
+            other.result()
+            done, _ = await asyncio.wait(main, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
+    finally:
+        await end(*main, other)
+
+
+def to_toml(document: dict[str, Any]) -> str:
+    """A run document as TOML. Only the shapes a RunConfig has: scalars, lists, tables, and a list of tables."""
+    return tomli_w.dumps(document)

@@ -1,0 +1,75 @@
+"""The services of one machine as child processes: which there are, and what each is given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ConfigError
+from .supervisor import Child
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the services of one machine are given."""
+
+    nats_url: str
+    store_url: str
+    work_dir: Path
+    log_dir: Path
+
+
+def checkout_root() -> Path:
+    """Folder that holds ``services/``: the working directory, else the checkout this library is installed from."""
+    for candidate in (Path.cwd(), *Path(__file__).resolve().parents):
+        if (candidate / "services" / "scheduler" / "__main__.py").is_file():
+            return candidate
+    raise ConfigError("the folder 'services' was not found: run this from a checkout of the project, or use --nats URL")
+
+
+def python_path() -> str:
+    """Where the services find modules: the checkout, the working directory, and what PYTHONPATH says."""
+    return os.pathsep.join(filter(None, [str(checkout_root()), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+
+
+def default_slices() -> int:
+    """Two where there are two cores: on a CPU two single-threaded processes get more done than one with two threads."""
+    return 2 if (os.cpu_count() or 1) >= 2 else 1
+
+
+def service_children(machine: Machine, *, slices: int) -> list[Child]:
+    """The services of one machine as child processes.
+
+    The machine is cut into ``slices`` devices with an equal share of its cores: every slice has a rollout-worker, and the last
+    one also has the trainer, so that it lends itself to rollout between steps. One slice: sampling and training take turns.
+    """
+    threads = max(1, (os.cpu_count() or 1) // slices)
+    children = [
+        _child("scheduler", "scheduler", "local-scheduler", machine),
+        _child("trajectory-manager", "trajectory-manager", "local-trees", machine),
+        _child("agent-runner", "agent-runner", "local-agents", machine),
+    ]
+    for index in range(slices):
+        children.append(_child(f"rollout-worker-{index}", "rollout-worker", f"local-{index}", machine, threads))
+    children.append(_child("trainer", "trainer", f"local-{slices - 1}", machine, threads))
+    return children
+
+
+def _child(name: str, service: str, node: str, machine: Machine, threads: int | None = None) -> Child:
+    env = {
+        # Arithmetic threads that spin while they wait steal the cores from the other services of this machine.
+        "OMP_WAIT_POLICY": "passive",
+        **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
+        **os.environ,
+        "SEAMLESSFLOW_NATS_URL": machine.nats_url,
+        "SEAMLESSFLOW_STORE_URL": machine.store_url,
+        "SEAMLESSFLOW_WORK_DIR": str(machine.work_dir),
+        "SEAMLESSFLOW_NODE": node,
+        "PYTHONPATH": python_path(),
+        "PYTHONUNBUFFERED": "1",
+    }
+    env.pop("SEAMLESSFLOW_INSTANCE", None)
+    argv = [sys.executable, "-m", f"services.{service.replace('-', '_')}"]
+    return Child(name=name, argv=argv, env=env, log_path=machine.log_dir / f"{name}.log")

@@ -1,0 +1,237 @@
+"""Following a run: its past is shown once, what is there is not published again, and what goes wrong is said."""
+
+import asyncio
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from seamlessflow.blobs import Store
+from seamlessflow.bus.base import Message
+from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.cli import follow, result
+from seamlessflow.cli.feeding import feed
+from seamlessflow.cli.follow import Follower
+from seamlessflow.cli.metrics import MetricsFiles
+from seamlessflow.cli.place import Folder
+from seamlessflow.client import Client, NoStore
+from seamlessflow.codec import pack_record
+from seamlessflow.contracts import (
+    EpisodeEnded,
+    EpisodeOrigin,
+    EpisodeStatus,
+    GroupAdmitted,
+    RunEnded,
+    RunPhase,
+    RunStarted,
+    RunState,
+    StepTaken,
+    TaskSubmitted,
+    WeightsPublished,
+)
+from seamlessflow.contracts.routes import RUNS_BUCKET, journal, run_streams
+from seamlessflow.errors import ConfigError
+from seamlessflow.run_config import parse_run_config
+from seamlessflow.runtime.speaker import Speaker
+from seamlessflow.task_sources import Question, Questions, training_task
+
+CONFIG = parse_run_config(
+    {
+        "model": {"name": "m"},
+        "agents": [{"env": "a", "entrypoint": "m:f"}],
+        "algorithm": {"steps": 2, "groups_per_step": 2},
+        "evaluation": {"before": False, "after": False},
+    }
+)
+QUESTIONS = Questions(tuple(Question(str(i), {}) for i in range(9)), ())
+SECONDS = 10.0
+
+
+class Desk:
+    """A run's journal in memory, and somebody who follows it with a pipe for a screen."""
+
+    def __init__(self, folder):
+        self.bus, self.store = MemoryBus(), Store(f"file://{folder}/store")
+        self.speaker, self.client = Speaker(self.bus, self.store), Client(self.bus, self.store)
+        self.folder, self.screen = Folder(folder), io.StringIO()
+        self.console = Console(file=self.screen, width=1000, soft_wrap=True)
+
+    async def begin(self, *events):
+        for spec in run_streams("r"):
+            await self.bus.ensure_stream(spec)
+        await self.speaker.say_all((RunStarted(run="r", document=CONFIG.model_dump(mode="json")), *events))
+
+    def follower(self):
+        return Follower("r", CONFIG, self.folder, self.console)
+
+    async def follow(self):
+        """To the run's end."""
+        follower = self.follower()
+        async with asyncio.timeout(SECONDS):
+            await follower.run_until_end(self.client)
+        return follower
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+def step(number, line=1):
+    return StepTaken(run="r", step=number, line=line, weights_version=number, groups=(), metrics={"reward": 0.5})
+
+
+def failed():
+    origin = EpisodeOrigin(group="g", task="t", env="a", index=0, attempt=0)
+    return EpisodeEnded(
+        run="r", episode="g-0-0", shard=0, origin=origin, status=EpisodeStatus.NOT_STARTED, reason="no module named [m]"
+    )
+
+
+END = RunEnded(run="r", reason="completed", steps=2)
+
+
+async def test_failures_are_lines_and_lines_do_not_wrap(desk):
+    """One line for a step and one for a failure, brackets and all."""
+    await desk.begin(step(1), failed(), END)
+    await desk.follow()
+
+    lines = desk.screen.getvalue().splitlines()
+    assert any(line.startswith("step   1/2") and line.endswith(" s") for line in lines)
+    assert "failed: episode g-0-0 (a): not_started: no module named [m]" in lines
+    assert len(lines) == 2
+
+
+async def test_a_second_command_writes_no_step_twice(desk):
+    """The first one saw step 1; a half-written line of it goes away; the second one adds step 2."""
+    await desk.begin(step(1))
+    first = asyncio.create_task(desk.follow())
+    async with asyncio.timeout(SECONDS):
+        while "step   1/2" not in desk.screen.getvalue():
+            await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    path = desk.folder.path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"time": 12')
+    await desk.speaker.say_all((step(2), END))
+    await desk.follow()
+
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["line"], row["step"]) for row in rows] == [(1, 1), (1, 2)]
+
+
+def test_each_step_reaches_tensorboard_once(tmp_path):
+    """A later command opens a file of its own and adds only what is new."""
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for steps in ((1, 2), (1, 2, 3)):
+        files = MetricsFiles(tmp_path)
+        for number in steps:
+            files.add(step(number), 100.0 + number)
+        files.close()
+    found = []
+    for path in sorted((tmp_path / "tensorboard").iterdir()):
+        board = loader.EventAccumulator(str(path), size_guidance={loader.TENSORS: 0}).Reload()
+        found += [(each.step, each.wall_time) for tag in board.Tags()["tensors"] for each in board.Tensors(tag)]
+
+    assert sorted(found) == [(1, 101.0), (2, 102.0), (3, 103.0)]
+
+
+async def test_tasks_that_are_in_the_journal_are_not_published_again(desk, monkeypatch):
+    """Not even past the ten minutes in which the server knows them: whoever feeds waits for the journal's end first."""
+    admitted = [GroupAdmitted(run="r", group=f"g{i}", task=f"train-{i}", env="a", num_episodes=8, step=0) for i in range(2)]
+    await desk.begin(*(training_task("r", CONFIG, QUESTIONS, i) for i in range(5)), *admitted)
+    published = []
+
+    async def submit(task):
+        published.append(task.task)
+
+    monkeypatch.setattr(desk.client, "submit", submit)
+    follower = desk.follower()
+    following = asyncio.create_task(follower.run_until_end(desk.client))
+    async with asyncio.timeout(SECONDS):
+        await follower.up_to_date.wait()
+        feeding = asyncio.create_task(feed(desk.client, "r", CONFIG, QUESTIONS, follower.view))
+        while len(published) < 3:
+            await asyncio.sleep(0.01)
+    for task in (following, feeding):
+        task.cancel()
+    await asyncio.gather(following, feeding, return_exceptions=True)
+
+    assert published == ["train-5", "train-6", "train-7"]  # three steps of two groups ahead of the two admitted
+
+
+async def test_a_run_that_has_ended_gets_no_more_tasks(desk):
+    """Resumed after its end, it only shows what it came to."""
+    await desk.begin(END)
+    follower = await desk.follow()
+    before = await desk.bus.last(journal("r"), ">")
+    await feed(desk.client, "r", CONFIG, QUESTIONS, follower.view)
+
+    assert (await desk.bus.last(journal("r"), ">")).seq == before.seq
+
+
+async def test_what_a_queued_run_waits_for_is_said(desk, monkeypatch):
+    """In the scheduler's words."""
+    monkeypatch.setattr(follow, "STATE_SECONDS", 0.01)
+    await desk.begin()
+    state = RunState(phase=RunPhase.QUEUED, reason="a node that can train", requested_at=0.0)
+    await (await desk.bus.kv(RUNS_BUCKET)).put("r", pack_record(state))
+    following = asyncio.create_task(desk.follow())
+    async with asyncio.timeout(SECONDS):
+        while "waits" not in desk.screen.getvalue():
+            await asyncio.sleep(0.01)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+    assert desk.screen.getvalue() == "queued, waits: a node that can train\n"
+
+
+async def test_a_refused_run_says_why(desk):
+    """It has no journal that could be waited for."""
+    state = RunState(phase=RunPhase.REFUSED, reason="no such key", requested_at=0.0)
+    await (await desk.bus.kv(RUNS_BUCKET)).put("r", pack_record(state))
+
+    with pytest.raises(ConfigError, match="refused: no such key"):
+        await desk.follow()
+
+
+async def test_an_event_that_is_not_in_our_store_is_an_error_that_says_what_to_give(desk):
+    """Passing over it would bend every sum."""
+    await desk.begin(TaskSubmitted(run="r", task="big", env="a", prompt="x" * 100_000))
+    for store in (NoStore(), Store(f"file://{desk.folder.path}/another")):
+        with pytest.raises(ConfigError, match="give --store URL"):
+            [event async for _, event in Client(desk.bus, store).events("r")]
+    with pytest.raises(ConfigError, match="give --store URL"):
+        await Client(desk.bus, NoStore()).submit(TaskSubmitted(run="r", task="big", env="a", prompt="x" * 100_000))
+
+
+async def test_a_malformed_message_is_passed_over(desk):
+    """Its reader has dead-lettered it."""
+    await desk.begin()
+    await desk.bus.publish(Message(subject="sf.r.task.a.t", payload=b"\xff", message_id="m"))
+    await desk.speaker.say(END)
+
+    assert [type(event) for _, event in [each async for each in desk.client.events("r")]] == [RunStarted, RunEnded]
+
+
+async def test_weights_that_cannot_be_had_do_not_lose_the_summary(desk):
+    """They are a note; the run is over and its summary is there."""
+    published = WeightsPublished(run="r", weights_version=1, step=1, path="r/weights/1", num_bytes=1, wall_seconds=0.1)
+    await desk.begin(published, step(1), step(2), END)
+    follower = await desk.follow()
+    code = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, 0.0, desk.console)
+
+    assert code == 0
+    assert json.loads((desk.folder.path / "summary.json").read_text())["steps"] == 2
+    assert "the weights were not copied here" in desk.screen.getvalue()
+
+
+async def test_what_a_run_is_comes_from_its_journal(desk):
+    """A resumed run needs no file; a run that was asked for and never started is known as well."""
+    other = CONFIG.model_copy(update={"seed": 7})
+    assert await desk.client.requested("r") is None
+    assert await desk.client.request_run("r", other)
+    assert await desk.client.requested("r") == other
+    await desk.begin()
+    assert await desk.client.requested("r") == CONFIG

@@ -1,0 +1,100 @@
+"""``up`` and ``train`` with everything on this machine, over services that only wait: the order of starting and ending."""
+
+import json
+import os
+import signal
+import stat
+import time
+
+import pytest
+
+from seamlessflow.bus.server import EmbeddedServer
+from tests.cli.cli_builders import SECONDS, Command
+
+SERVICES = ("scheduler", "trajectory_manager", "agent_runner", "rollout_worker", "trainer")
+LOGS = ["agent-runner", "rollout-worker-0", "scheduler", "trainer", "trajectory-manager"]
+WAITS = """
+import os, signal
+assert "@" in os.environ["SEAMLESSFLOW_NATS_URL"]
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready")
+signal.sigwait({signal.SIGTERM})
+print("ended in order")
+"""
+RUN = """
+[model]
+name = "tiny-calculator"
+[[agents]]
+env = "a"
+entrypoint = "my_agent:run"
+[algorithm]
+steps = 3
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A working directory whose services wait for SIGTERM."""
+    for service in SERVICES:
+        folder = tmp_path / "services" / service
+        folder.mkdir(parents=True)
+        (folder / "__main__.py").write_text(WAITS)
+    (tmp_path / "my_agent.py").write_text("def run(task): ...\n")
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path
+
+
+def those_that_said(words, folder):
+    return sorted(path.stem for path in (folder / "logs").glob("*.log") if words in path.read_text())
+
+
+def wait_for_services(folder):
+    deadline = time.monotonic() + SECONDS
+    while those_that_said("ready", folder) != LOGS:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_up_tells_how_to_reach_it_without_telling_the_password(checkout):
+    """Ctrl-C ends the services, then the server; the address stays, for its owner only."""
+    command = Command(checkout, "up", "--slices", "1")
+    command.wait_for("Five services are up. Publish a run with: seamlessflow train CONFIG --nats runs/up")
+    address = json.loads((checkout / "runs" / "up" / "up.json").read_text())
+    wait_for_services(checkout / "runs" / "up")
+    command.process.send_signal(signal.SIGINT)
+    code, said = command.end()
+
+    assert code == 0
+    assert "stopping: services hand back what they hold" in said
+    assert address["nats_url"].partition("//")[2].partition("@")[0] not in said
+    assert address["pid"] == command.process.pid
+    kept = checkout / "runs" / "up" / "up.json"
+    assert json.loads(kept.read_text())["pid"] == 0
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert those_that_said("ended in order", checkout / "runs" / "up") == LOGS
+
+
+def test_train_is_suspended_and_resumed(checkout):
+    """Once: in order, with how to go on. The request is in the journal before anything starts, so resuming needs no file."""
+    first = Command(checkout, "train", "run.toml", "--name", "near", "--slices", "1")
+    first.wait_for("run near in runs/near/")
+    wait_for_services(checkout / "runs" / "near")
+    first.process.send_signal(signal.SIGINT)
+    code, said = first.end()
+
+    assert code == 130, said
+    assert "stopping: services hand back what they hold" in said
+    assert "suspended at step 0, of which 0 are saved; go on with: seamlessflow train --resume near" in said
+    assert those_that_said("ended in order", checkout / "runs" / "near") == LOGS
+    assert json.loads((checkout / "runs" / "near" / "summary.json").read_text())["reason"] == "not ended"
+    EmbeddedServer(checkout / "runs" / "near" / "nats").start().stop()  # nothing of it was left running
+
+    (checkout / "run.toml").unlink()
+    (checkout / "runs" / "near" / "config.toml").unlink()
+    again = Command(checkout, "train", "--resume", "near", "--slices", "1")
+    again.wait_for("run near in runs/near/")
+    os.kill(again.process.pid, signal.SIGINT)
+    again.wait_for("stopping:")
+    code, said = again.end()
+    assert code == 130, said
+    assert "steps = 3" in (checkout / "runs" / "near" / "config.toml").read_text()

@@ -1,0 +1,145 @@
+"""Processes are kept alive whatever goes wrong, and end when they are told to; Ctrl-C is answered at once."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from seamlessflow import server_keeper, supervisor
+from seamlessflow.errors import Unavailable
+from seamlessflow.server_keeper import ServerKeeper
+from seamlessflow.supervisor import Child, Supervisor
+
+SECONDS = 20.0
+
+
+async def until(condition):
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def child(folder, *argv, log="log"):
+    return Child("it", list(argv), dict(os.environ), folder / log)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    for module in (supervisor, server_keeper):
+        monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
+
+
+async def test_a_child_that_cannot_be_started_is_tried_again(tmp_path, quick):
+    """The keeper says why, and does not die of it."""
+    said = []
+    kept = Supervisor([child(tmp_path, str(tmp_path / "program"))], lambda *words: said.append(" ".join(words)))
+    kept.start()
+    await until(lambda: len(said) > 1)
+    (tmp_path / "program").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "program").chmod(0o755)
+    await until(lambda: kept.children[0].running)
+    await kept.stop()
+
+    assert "it could not be started" in said[0]
+    assert kept.children[0].last_exit == -signal.SIGTERM
+
+
+async def test_a_stop_during_the_wait_for_a_restart_is_immediate(tmp_path, monkeypatch):
+    """Nobody waits for a backoff to pass."""
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_SECONDS", 60.0)
+    said = []
+    kept = Supervisor([child(tmp_path, "false")], lambda *words: said.append(" ".join(words)))
+    kept.start()
+    await until(lambda: said)
+    async with asyncio.timeout(SECONDS):
+        await kept.stop()
+
+    assert "it died (exit code 1); starting again in 60.0 s" in said[0]
+
+
+async def test_a_child_that_does_not_end_is_named_and_killed(tmp_path, monkeypatch):
+    """A person who waits sees for whom."""
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "SAY_WAITING_SECONDS", 0.05)
+    said = []
+    stubborn = child(tmp_path, "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done")
+    kept = Supervisor([stubborn], lambda *words: said.append(" ".join(words)))
+    kept.start()
+    await until(lambda: stubborn.log_path.is_file() and stubborn.log_path.read_text())
+    await kept.stop()
+
+    assert said[0] == "stopping: still waiting for it"
+    assert said[-1].startswith("it killed: still there")
+    assert stubborn.last_exit == -signal.SIGKILL
+
+
+class Server:
+    """An embedded server whose restarts fail twice and take their time."""
+
+    def __init__(self):
+        self.running, self.restarts, self.url = False, 0, "nats://h:1"
+
+    def start(self):
+        self.running = True
+
+    def stop(self):
+        self.running = False
+
+    def restart(self):
+        self.restarts += 1
+        time.sleep(0.1)
+        if self.restarts < 3:
+            raise Unavailable("nats-server ended at once")
+        self.running = True
+
+
+async def test_a_server_that_cannot_be_restarted_is_tried_again_beside_everything_else(quick):
+    """The loop, which the server's clients share, goes on meanwhile."""
+    server, said, turns = Server(), [], 0
+    keeper = ServerKeeper(server, lambda *words: said.append(" ".join(words)))
+    await keeper.start()
+    server.running = False
+    async with asyncio.timeout(SECONDS):
+        while not server.running:
+            turns += 1
+            await asyncio.sleep(0.005)
+    await keeper.stop()
+
+    assert server.restarts == 3
+    assert turns > 20
+    assert sum("cannot be restarted" in line for line in said) == 2
+    assert not server.running
+
+
+WAITS = """
+import asyncio
+from seamlessflow.cli.interrupt import Interrupt
+
+async def main():
+    interrupt = Interrupt(lambda line: print(line, flush=True), "tidying up")
+    print("ready", flush=True)
+    await interrupt.requested.wait()
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_is_answered_at_once_and_a_second_one_ends():
+    """Even while the first one's orderly end takes long."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "stopping: tidying up (once more: at once)\n"
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(SECONDS) == 130
+    assert process.stdout.read() == "killed\n"
