@@ -6,7 +6,6 @@ import signal
 import pytest
 
 from seamlessflow.bus.server import EmbeddedServer
-from tests.cli.cli_builders import Command
 
 RUN = """
 [model]
@@ -26,12 +25,12 @@ def server(tmp_path):
     with_server.stop()
 
 
-def test_the_run_goes_on_and_is_found_again(server, tmp_path):
+def test_the_run_goes_on_and_is_found_again(start, server, tmp_path):
     """Ctrl-C only ends the following; --resume needs neither URL nor run file; a taken name changes nothing."""
     here, there = tmp_path / "here", tmp_path / "there"
     file = tmp_path / "run.toml"
     file.write_text(RUN.format(steps=3))
-    first = Command(here, "train", str(file), "--name", "far", "--nats", server.url)
+    first = start(here, "train", str(file), "--name", "far", "--nats", server.url)
     first.wait_for("run far in runs/far/")
     first.process.send_signal(signal.SIGINT)
     code, said = first.end()
@@ -45,13 +44,13 @@ def test_the_run_goes_on_and_is_found_again(server, tmp_path):
     assert server.url not in said
     assert json.loads((here / "runs" / "far" / "up.json").read_text())["nats_url"] == server.url
 
-    again = Command(here, "train", "--resume", "far")
+    again = start(here, "train", "--resume", "far")
     again.wait_for("run far in runs/far/")
     again.process.send_signal(signal.SIGINT)
     assert again.end()[0] == 130
 
     file.write_text(RUN.format(steps=4))
-    taken = Command(there, "train", str(file), "--name", "far", "--nats", server.url)
+    taken = start(there, "train", str(file), "--name", "far", "--nats", server.url)
     code, said = taken.end()
     assert code == 2
     assert "a run named 'far' exists on this server" in said

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from seamlessflow.bus.server import EmbeddedServer
-from tests.cli.cli_builders import SECONDS, Command
+from tests.cli.cli_builders import SECONDS
 
 SERVICES = ("scheduler", "trajectory_manager", "agent_runner", "rollout_worker", "trainer")
 LOGS = ["agent-runner", "rollout-worker-0", "scheduler", "trainer", "trajectory-manager"]
@@ -39,6 +39,8 @@ def checkout(tmp_path):
         folder = tmp_path / "services" / service
         folder.mkdir(parents=True)
         (folder / "__main__.py").write_text(WAITS)
+        for package in (folder, folder.parent):
+            (package / "__init__.py").touch()  # else the real ones, further down the path, win
     (tmp_path / "my_agent.py").write_text("def run(task): ...\n")
     (tmp_path / "run.toml").write_text(RUN)
     return tmp_path
@@ -55,9 +57,9 @@ def wait_for_services(folder):
         time.sleep(0.05)
 
 
-def test_up_tells_how_to_reach_it_without_telling_the_password(checkout):
+def test_up_tells_how_to_reach_it_without_telling_the_password(start, checkout):
     """Ctrl-C ends the services, then the server; the address stays, for its owner only."""
-    command = Command(checkout, "up", "--slices", "1")
+    command = start(checkout, "up", "--slices", "1")
     command.wait_for("Five services are up. Publish a run with: seamlessflow train CONFIG --nats runs/up")
     address = json.loads((checkout / "runs" / "up" / "up.json").read_text())
     wait_for_services(checkout / "runs" / "up")
@@ -74,9 +76,9 @@ def test_up_tells_how_to_reach_it_without_telling_the_password(checkout):
     assert those_that_said("ended in order", checkout / "runs" / "up") == LOGS
 
 
-def test_train_is_suspended_and_resumed(checkout):
+def test_train_is_suspended_and_resumed(start, checkout):
     """Once: in order, with how to go on. The request is in the journal before anything starts, so resuming needs no file."""
-    first = Command(checkout, "train", "run.toml", "--name", "near", "--slices", "1")
+    first = start(checkout, "train", "run.toml", "--name", "near", "--slices", "1")
     first.wait_for("run near in runs/near/")
     wait_for_services(checkout / "runs" / "near")
     first.process.send_signal(signal.SIGINT)
@@ -91,7 +93,7 @@ def test_train_is_suspended_and_resumed(checkout):
 
     (checkout / "run.toml").unlink()
     (checkout / "runs" / "near" / "config.toml").unlink()
-    again = Command(checkout, "train", "--resume", "near", "--slices", "1")
+    again = start(checkout, "train", "--resume", "near", "--slices", "1")
     again.wait_for("run near in runs/near/")
     os.kill(again.process.pid, signal.SIGINT)
     again.wait_for("stopping:")
