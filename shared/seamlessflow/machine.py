@@ -53,7 +53,8 @@ def service_children(machine: Machine, *, slices: int) -> list[Child]:
     ]
     for index in range(slices):
         children.append(_child(f"rollout-worker-{index}", "rollout-worker", f"local-{index}", machine, threads))
-    children.append(_child("trainer", "trainer", f"local-{slices - 1}", machine, threads))
+    # All cores for the trainer: while it steps, the other slices often wait for it at the staleness bound.
+    children.append(_child("trainer", "trainer", f"local-{slices - 1}", machine, os.cpu_count()))
     return children
 
 
