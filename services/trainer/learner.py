@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from seamlessflow.errors import BadInput, SeamlessFlowError
+from seamlessflow.run_config import AlgorithmSection
 
 from .algorithms.grpo import policy_loss
 from .batches import TrainingBatch
@@ -185,9 +186,19 @@ class Learner:
             torch.cuda.set_rng_state(optimizer_state["rng.cuda"].clone(), self._device)
 
 
-def learning_rate_at(step: int, *, peak: float, warmup_steps: int) -> float:
-    """The rate of step ``step`` (from 1): linear up to ``peak`` at ``warmup_steps``, then constant."""
-    return peak * min(1.0, step / warmup_steps) if warmup_steps else peak
+FINAL_SHARE = 0.1
+"""Share of the peak rate that is left at the last step of a linear decay."""
+
+
+def learning_rate_at(step: int, settings: AlgorithmSection) -> float:
+    """The rate of step ``step`` (from 1): linear to the peak at ``warmup_steps``, then constant or falling to FINAL_SHARE."""
+    peak, warmup = settings.learning_rate, settings.warmup_steps
+    if step < warmup:
+        return peak * step / warmup
+    if settings.decay == "none":
+        return peak
+    progress = (step - warmup) / max(1, settings.steps - warmup)
+    return peak * (1.0 - (1.0 - FINAL_SHARE) * min(1.0, progress))
 
 
 def _require_finite(figures: StepFigures) -> None:

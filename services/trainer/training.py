@@ -167,7 +167,7 @@ class Training:
     async def _learn(self, batch: TrainingBatch, step: int) -> None:
         self._say_state(f"taking step {step}")
         algorithm, began = self._config.algorithm, time.monotonic()
-        rate = learning_rate_at(step, peak=algorithm.learning_rate, warmup_steps=algorithm.warmup_steps)
+        rate = learning_rate_at(step, algorithm)
         figures = await in_thread(self._joined.learner.train, batch, learning_rate=rate, should_stop=self.abandon.is_set)
         learned = time.monotonic()
         published = await self._joined.publisher.publish(self._joined.learner.weights(), step=step, epoch=self._device.epoch)

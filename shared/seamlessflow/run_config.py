@@ -139,6 +139,8 @@ class AlgorithmSection(Section):
     """AdamW. 0 checks that engine and trainer agree."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Linear warm-up."""
+    decay: Literal["none", "linear"] = "none"
+    """linear: the rate falls from its peak after warm-up to a tenth of it at the last step."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decoupled decay."""
     max_grad_norm: PositiveFloat = 1.0

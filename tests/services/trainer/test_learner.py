@@ -16,7 +16,7 @@ from trainer_world import VOCABULARY, make_tiny_llama, run_document, samples_rea
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput
-from seamlessflow.run_config import parse_run_config
+from seamlessflow.run_config import AlgorithmSection, parse_run_config
 from services.trainer.batches import TrainingBatch, make_batch
 from services.trainer.checkpoints import snapshot
 from services.trainer.groups import Group
@@ -183,8 +183,11 @@ def test_weights_have_the_names_of_the_models_own_file(tiny_llama: Path) -> None
 
 def test_warm_up_is_linear_then_constant() -> None:
     """Step 1 already learns."""
-    assert [learning_rate_at(s, peak=4.0, warmup_steps=4) for s in (1, 2, 4, 9)] == [1.0, 2.0, 4.0, 4.0]
-    assert learning_rate_at(1, peak=4.0, warmup_steps=0) == 4.0
+    warm = AlgorithmSection(steps=20, learning_rate=4.0, warmup_steps=4)
+    falling = AlgorithmSection(steps=20, learning_rate=4.0, decay="linear")
+
+    assert [learning_rate_at(s, warm) for s in (1, 2, 4, 9)] == [1.0, 2.0, 4.0, 4.0]
+    assert [learning_rate_at(s, falling) for s in (10, 20)] == pytest.approx([2.2, 0.4])
 
 
 def test_a_model_that_scales_its_logits_is_refused(tiny_llama: Path) -> None:
