@@ -10,9 +10,3 @@ def last_number(answer: str, task: dict) -> float:
     numbers = NUMBER.findall(answer.replace(",", ""))
     expected = float(task["data"]["entry"]["answer"])
     return float(bool(numbers) and float(numbers[-1]) == expected)
-
-
-def brief_number(answer: str, task: dict) -> float:
-    """1.0 when the answer is the right number and nothing else, 0.8 when its last number is right, else 0.0."""
-    alone = NUMBER.fullmatch(answer.strip().rstrip("."))
-    return last_number(answer, task) * (1.0 if alone else 0.8)
