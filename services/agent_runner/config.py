@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from seamlessflow.settings import Settings
+from seamlessflow.contracts import Service
+from seamlessflow.settings import Settings, own_node
 
 
 class RunnerSettings(Settings):
     """What the agent-runner wants to know beyond the settings of every service."""
 
+    node: str = Field(default_factory=own_node(Service.AGENT_RUNNER))
+    """A node of its own: it uses no device."""
     gateway_host: str = "127.0.0.1"
     """Where the endpoint for agents listens. Agents run on this machine, so loopback is right unless they are in containers."""
     gateway_port: int = Field(default=0, ge=0, le=65535)

@@ -58,7 +58,12 @@ def judged(verifier: Verifier, answer: str, task: dict[str, Any]) -> dict[str, A
         return {"wrong": f"the verifier raised {type(wrong).__name__}: {wrong}"[:2000]}
     if isinstance(reward, str | bytes) or not hasattr(reward, "__float__"):
         return {"wrong": f"the verifier returned {type(reward).__name__} {str(reward)[:100]!r}, expected a finite number"}
-    number = float(reward)
+    try:
+        number = float(reward)
+    except BaseException as wrong:  # a tensor of many numbers, a huge int, a class of the verifier's own
+        return {
+            "wrong": f"the verifier returned {type(reward).__name__}, expected a number: {type(wrong).__name__}: {wrong}"[:2000]
+        }
     if not math.isfinite(number):
         return {"wrong": f"the verifier returned {number}, expected a finite number"}
     return {"reward": number}

@@ -7,7 +7,7 @@ Says       GenerationClaimed, SegmentSampled, GenerationEnded · WeightsLoaded �
 Remembers  nothing that is not in the journal; a cache of token ids and the last two versions of the weights, both disposable
 Promises   a generation is acknowledged only when its end is stored; a continuation has the remaining budget; a segment has one
            weights version; who was presumed dead writes nothing; nothing is sampled without the device lock; a pause
-           for weights loses no token; SIGTERM hands everything back
+           for weights loses no token; SIGTERM hands everything back; what it dead-letters it ends as REFUSED
 Waits for  a lease · the run's document · the trainer's model folder and first weights
            · the device lock; its presence says for which
 """

@@ -5,6 +5,7 @@
                      ▼                  ▼                      ▼                             ├ interrupted: flush, nak
                                                                                              ├ refused: drop silently
                                                                                              └ engine died: flush, nak, report
+    can never be sampled ─▶ end REFUSED ─▶ dead letter
 
 Progress pings go on from the first moment to the last, also while the engine is frozen. A first delivery is taken for a
 fresh generation without reading its subject; if that is wrong the claim is refused, and then the subject is read.
@@ -19,7 +20,7 @@ import structlog
 
 from seamlessflow.bus.base import Bus, Delivery
 from seamlessflow.contracts import EpisodeEnded, GenerationRequested, Int32s
-from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
+from seamlessflow.errors import BadInput, MalformedMessage, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Inbox, Speaker, keep_alive
 from seamlessflow.runtime.inbox import MAX_ATTEMPTS, RETRY_SECONDS
 
@@ -29,6 +30,7 @@ from .inflight import AckOnly, History, Pace, decide
 from .journal import read_history
 from .meter import Activity
 from .prompts import Prompts
+from .refusing import end_refused
 
 log = structlog.get_logger()
 
@@ -122,7 +124,7 @@ class Sampler:
             verdict = await self._judge(request, is_first=delivery.num_delivered == 1)
             await _end(delivery, verdict)
         except BadInput as wrong:
-            await self._inbox.bury(delivery, str(wrong))
+            await self._bury(delivery, str(wrong))
         except Unavailable as wrong:
             log.warning("generation.delayed", subject=delivery.subject, reason=str(wrong))
             await delivery.nak(LATER_SECONDS)
@@ -188,7 +190,16 @@ class Sampler:
             await delivery.nak(RETRY_SECONDS)
             return
         del self._failures[generation]
-        await self._inbox.bury(delivery, f"failed {failures} times without a new token: {type(wrong).__name__}: {wrong}")
+        await self._bury(delivery, f"failed {failures} times without a new token: {type(wrong).__name__}: {wrong}")
+
+    async def _bury(self, delivery: Delivery, reason: str) -> None:
+        """The end first, so that nobody waits: killed in between, the delivery comes again."""
+        try:
+            await end_refused(self._bus, self._speaker, self._inbox, delivery)
+        except SequenceMismatch:
+            log.info("generation.lost", subject=delivery.subject, reason="another worker claimed it later")
+            return  # theirs; should they fail as well it comes again
+        await self._inbox.bury(delivery, reason)
 
 
 async def _end(delivery: Delivery, verdict: Verdict) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from seamlessflow.settings import Settings
+from pydantic import Field
+
+from seamlessflow.contracts import Service
+from seamlessflow.settings import Settings, own_node
 
 
 class SchedulerSettings(Settings):
     """``SEAMLESSFLOW_TICK_SECONDS`` and so on."""
 
+    node: str = Field(default_factory=own_node(Service.SCHEDULER))
+    """A node of its own: it uses no device."""
     tick_seconds: float = 0.25
     """How often nodes are looked at when no event comes."""
     leader_ttl_seconds: int = 4

@@ -1,7 +1,8 @@
 """Groups that came to nothing: when there were so many in a row that going on would never end. Pure.
 
 Two rules, each with a number in the run document. Every group failed and no episode completed: agents cannot work at all,
-as with a mistyped entrypoint. Groups are dropped and no step is taken, for whatever reason: nothing can be learned.
+as with a mistyped entrypoint. Groups are dropped and no step is taken, for whatever reason: nothing can be learned. That
+is no failure when most of them had equal rewards, and the run has learned (it took a step before) or need not (all solved).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from seamlessflow.run_config import AlgorithmSection
 
 FAILED_STEPS, DROPPED_STEPS = 2, 20
 """Defaults of the two numbers, in steps' worth of groups."""
+TOP_REWARD = 1.0
+"""From here on a task counts as solved."""
 ADVICE = "; give tasks that the model sometimes solves, or set algorithm.drop_zero_variance = false"
 
 
@@ -25,6 +28,10 @@ class Losses:
     """Groups that failed since an episode completed or a step was taken."""
     dropped: Counter[DropReason] = field(default_factory=Counter)
     """Groups dropped since a step was taken."""
+    num_solved: int = 0
+    """Of those, groups of equal rewards at the top."""
+    has_stepped: bool = False
+    """A step was ever taken."""
     last_failure: str = ""
     """The newest attempt that failed, in words."""
 
@@ -34,23 +41,38 @@ class Losses:
     def episode_failed(self, event: EpisodeEnded) -> None:
         self.last_failure = ": ".join(each for each in (event.episode, event.status.value, event.reason) if each)
 
-    def group_dropped(self, reason: DropReason) -> None:
+    def group_dropped(self, reason: DropReason, reward: float | None = None) -> None:
+        """``reward``: of any member that completed; where variance is zero, that of all."""
         self.dropped[reason] += 1
+        self.num_solved += reason is DropReason.ZERO_VARIANCE and reward is not None and reward >= TOP_REWARD
         self.num_failed += reason is DropReason.FAILED
 
     def step_taken(self) -> None:
         self.num_failed = 0
         self.dropped.clear()
+        self.num_solved = 0
+        self.has_stepped = True
+
+    def nothing_left(self, algorithm: AlgorithmSection) -> bool:
+        """Whether enough groups were dropped because there is nothing more to learn: a good end."""
+        num_equal = self.dropped[DropReason.ZERO_VARIANCE]
+        return (
+            self._too_many_dropped(algorithm)
+            and 2 * num_equal > self.dropped.total()
+            and (self.has_stepped or self.num_solved == num_equal)
+        )
 
     def verdict(self, algorithm: AlgorithmSection) -> str | None:
-        """Why to go on no longer, for people; None: go on."""
+        """What failed, for people; None: nothing did."""
         most_failed = algorithm.stop_after_failed_groups or FAILED_STEPS * algorithm.groups_per_step
         if self.num_failed >= most_failed:
             return f"the last {self.num_failed} groups failed: {self.last_failure or 'nobody said why'}"
-        num_dropped = self.dropped.total()
-        if num_dropped >= (algorithm.stop_after_dropped_groups or DROPPED_STEPS * algorithm.groups_per_step):
+        if self._too_many_dropped(algorithm) and not self.nothing_left(algorithm):
             counted = ", ".join(f"{count} {reason.value}" for reason, count in self.dropped.most_common())
             newest = f"; {self.last_failure}" if self.dropped[DropReason.FAILED] and self.last_failure else ""
             advice = ADVICE if self.dropped[DropReason.ZERO_VARIANCE] else ""
-            return f"the last {num_dropped} groups were dropped without a step ({counted}){newest}{advice}"
+            return f"the last {self.dropped.total()} groups were dropped without a step ({counted}){newest}{advice}"
         return None
+
+    def _too_many_dropped(self, algorithm: AlgorithmSection) -> bool:
+        return self.dropped.total() >= (algorithm.stop_after_dropped_groups or DROPPED_STEPS * algorithm.groups_per_step)

@@ -51,6 +51,8 @@ class OpenGroup:
     evaluation: str | None
     attempts: list[int]
     final: list[bool]
+    reward: float | None = None
+    """Of the member that completed last."""
 
     @property
     def is_finished(self) -> bool:
@@ -179,6 +181,7 @@ class Progress:
         is_news = self._attempt_over(event.episode, event.origin, event.status)
         if is_news and event.origin.evaluation is None:
             if event.status is EpisodeStatus.COMPLETED:
+                self.groups[event.origin.group].reward = event.reward
                 self.losses.episode_completed()
             elif event.status is not EpisodeStatus.RUN_ENDED:
                 self.losses.episode_failed(event)
@@ -207,9 +210,10 @@ class Progress:
         self._close_group(event.group)
 
     def _on_group_dropped(self, event: GroupDropped, at: float) -> None:
-        if self._close_group(event.group):
+        group = self.groups.get(event.group)
+        if group is not None and self._close_group(event.group):
             self.dropped += 1
-            self.losses.group_dropped(event.reason)
+            self.losses.group_dropped(event.reason, group.reward)
 
     def _close_group(self, name: str) -> bool:
         """Forget a training group; False when it is not open. Members that still run are ended by the end of the run."""

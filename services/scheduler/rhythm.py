@@ -6,7 +6,8 @@ until nothing is left; a scheduler that dies in between folds the journal and as
     before ──▶ training ──▶ closing ──▶ after ──▶ RunEnded
        (stopping: from anywhere, straight to closing and RunEnded, without the round after)
 
-A run stops when somebody asks for it, when its trainer cannot go on, and when group after group comes to nothing.
+A run stops when somebody asks for it, when its trainer cannot go on, and when group after group comes to nothing. It ends
+in order, with the round after, when its steps are done, when tasks have ended, and when there is nothing left to learn.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .rounds import AFTER, BEFORE, Round
 FULL_SHARE = 0.8
 """Share of the journal's byte limit at which admission stops, so that what is in flight always fits."""
 JOURNAL_FULL, TASKS_ENDED, COMPLETED, STOPPED = "journal_full", "tasks_ended", "completed", "stopped"
+NOTHING_LEFT = "nothing_left_to_learn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,15 @@ def _training(progress: Progress, seen: Observation) -> list[Event]:
     if why := progress.losses.verdict(progress.config.algorithm):
         return [TrainingEndRequested(run=progress.run, reason=f"{STOPPED}: {why}", train_rest=False)]
     full = is_full(progress, seen)
-    room = 0 if full else admission_bound(progress) - (progress.admitted - progress.dropped)
+    # What still runs may be worth a step, and then the run goes on.
+    learned = progress.losses.nothing_left(progress.config.algorithm)
+    room = 0 if full or learned else admission_bound(progress) - (progress.admitted - progress.dropped)
     if room > 0 and progress.waiting:
         return [_admitted(progress, task) for task in islice(progress.waiting.values(), room)]
-    nothing_comes = full or (progress.tasks_ended and not progress.waiting)
+    nothing_comes = full or learned or (progress.tasks_ended and not progress.waiting)
     too_few = progress.potential < progress.config.algorithm.groups_per_step
     if nothing_comes and too_few and progress.num_unfinished == 0:
-        reason = JOURNAL_FULL if full else TASKS_ENDED
+        reason = JOURNAL_FULL if full else NOTHING_LEFT if learned else TASKS_ENDED
         return [TrainingEndRequested(run=progress.run, reason=reason, train_rest=True)]
     return []
 

@@ -5,7 +5,8 @@ says       GenerationRequested, CallAnswered; SamplesReady or EpisodeEvaluated, 
            can never serve the run
 remembers  the trees of open episodes, as a fold over the journal; nothing on disk
 promises   token ids come from the engine only; an exact token prefix or a fork; each sampled token in at most one span of
-           one sample; one answer per call, stored before it is hinted; a restart in the middle of a call changes nothing
+           one sample; one answer per call, stored before it is hinted; a restart in the middle of a call changes nothing;
+           a call or an end that it dead-letters is answered with an error, or judged without samples
 waits for  a lease that names a run and its shards, the run's document, the model folder that the trainer publishes
 
     identity     which message is which, however a client writes it     (pure)

@@ -4,13 +4,13 @@ import uvloop
 
 from seamlessflow.contracts import Service
 from seamlessflow.runtime import open_context
-from seamlessflow.settings import Settings
 
+from .config import ManagerSettings
 from .service import TrajectoryManager
 
 
 async def main() -> None:
-    async with open_context(Service.TRAJECTORY_MANAGER, Settings(), capabilities=("serve",)) as context:
+    async with open_context(Service.TRAJECTORY_MANAGER, ManagerSettings(), capabilities=("serve",)) as context:
         await TrajectoryManager(context).run()
 
 

@@ -42,6 +42,18 @@ def too_long(most: int, got: int) -> CallError:
     )
 
 
+def engine_refused(call: str) -> CallError:
+    """No engine can do it."""
+    message = f"generation {call} cannot be sampled; its dead letter says why"
+    return CallError(status=500, code="engine_refused", message=message)
+
+
+def call_refused(call: str) -> CallError:
+    """We cannot handle it."""
+    message = f"call {call} cannot be handled; its dead letter or our log says why"
+    return CallError(status=500, code="call_refused", message=message)
+
+
 def finish_reason(parsed: Parsed, finish: GenerationFinish) -> str:
     """Why a turn ended, in the words of the chat completions form."""
     if parsed.tool_calls:

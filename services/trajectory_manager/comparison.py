@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import structlog
+
 from seamlessflow.contracts import (
     CallAnswered,
     CallRequested,
@@ -20,6 +22,8 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import message_id_of
 
 from .manager import ENDED, Manager, NotYet
+
+log = structlog.get_logger()
 
 HEARD = (CallRequested, SegmentSampled, GenerationEnded, EpisodeEnded)
 SAID = (GenerationRequested, CallAnswered, SamplesReady, EpisodeEvaluated)
@@ -91,11 +95,18 @@ def _is_moot(would_say: Event | None, said: dict[str, Event]) -> bool:
 
 
 def consequences_of(manager: Manager, event: Event) -> list[Event]:
-    """What an event leads to when the journal is read in order; what waits for later events leads to nothing yet."""
+    """What an event leads to when the journal is read in order; what waits for later events leads to nothing yet.
+
+    What cannot be applied was dead-lettered by who was delivered it, whatever the error; it leads to what was said instead.
+    """
     try:
         return manager.apply(event, settled=True)
     except NotYet:
         return []
+    except Exception as wrong:
+        reason = f"{type(wrong).__name__}: {wrong}"
+        log.warning("journal.given_up", kind=type(event).__name__, episode=getattr(event, "episode", ""), reason=reason)
+        return manager.give_up(event)
 
 
 def _compare(into: Comparison, identity: str, said: Event | None, would_say: Event | None, is_due: bool) -> None:

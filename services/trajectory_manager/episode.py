@@ -26,7 +26,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import MalformedMessage
 
-from .answers import finish_reason, message_of, refusal, too_long
+from .answers import call_refused, engine_refused, finish_reason, message_of, refusal, too_long
 from .identity import Message
 from .matching import Conversations, Known, Place, missing_turns
 from .rendering import KnownTurn, Renderer
@@ -99,6 +99,11 @@ class Episode:
         call.ended = event
         released = self._complete(call)
         return released or ([call.answer] if call.answer is not None else [])
+
+    def give_up(self, request: CallRequested) -> CallAnswered:
+        """The error for a call that we cannot handle, unless it has an answer; from here on it is not open."""
+        call = self.calls.setdefault(request.call, Call(request))
+        return call.answer or self._refuse(call, call_refused(request.call))
 
     def _learn(self, event: CallRequested) -> None:
         for digest, message in event.unseen.items():
@@ -190,6 +195,8 @@ class Episode:
     def _answer(self, call: Call, requested: GenerationRequested, ended: GenerationEnded) -> CallAnswered:
         if ended.finish is GenerationFinish.CONTEXT:
             return refusal(call.request, too_long(self._max_context_tokens, call.prompt_tokens))
+        if ended.finish is GenerationFinish.REFUSED:
+            return refusal(call.request, engine_refused(call.request.call))
         assert call.place is not None
         turn = _turn_of(call, requested)
         self.tree.add(turn)
@@ -209,6 +216,8 @@ class Episode:
 
 
 def _has_all(call: Call, ended: GenerationEnded) -> bool:
+    if ended.finish is GenerationFinish.REFUSED:  # its tokens are only counted, so they need not fit together
+        return sum(len(segment.token_ids) for segment in call.in_order()) >= ended.num_tokens
     position = 0
     for segment in call.in_order():
         if segment.start != position:

@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import structlog
+
 from seamlessflow.errors import ConfigError
 
 from .identity import Message, text_of
@@ -18,6 +20,8 @@ from .parsing import Parsed, ToolCall
 from .rendering import KnownTurn, Renderer
 from .template import TemplateRefused
 from .tokenizer import ChatTokenizer
+
+log = structlog.get_logger()
 
 
 def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Renderer | None:
@@ -35,7 +39,7 @@ def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Ren
         return None
     try:
         config: Any = import_module("renderers.configs").config_from_name(known)
-        return LibraryRenderer(base.create_renderer(tokenizer, config))
+        return LibraryRenderer(base.create_renderer(tokenizer, config), tokenizer)
     except Exception as wrong:  # the package has no error class of its own
         raise ConfigError(f"no {known} renderer can be made for {tokenizer.name_or_path or 'this model'}: {wrong}") from wrong
 
@@ -43,8 +47,8 @@ def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Ren
 class LibraryRenderer:
     """One of the package's renderers."""
 
-    def __init__(self, renderer: Any) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: Any, tokenizer: ChatTokenizer) -> None:
+        self._renderer, self._tokenizer = renderer, tokenizer
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -71,6 +75,17 @@ class LibraryRenderer:
         return list(bridged.token_ids[length:]) if bridged.token_ids[:length] == prompt + sampled else None
 
     def parse(self, sampled: Sequence[int], tools: list[Any] | None) -> Parsed:
+        try:
+            return self._parsed(sampled, tools)
+        except Exception as wrong:  # the package has no error class of its own, and the turn is kept whatever it says
+            log.warning("turn.unparsed", num_tokens=len(sampled), reason=f"{type(wrong).__name__}: {wrong}")
+            return Parsed(self._decode(sampled))
+
+    def _decode(self, sampled: Sequence[int]) -> str:
+        stops = self.stop_token_ids
+        return self._tokenizer.decode([each for each in sampled if each not in stops])
+
+    def _parsed(self, sampled: Sequence[int], tools: list[Any] | None) -> Parsed:
         parsed = self._renderer.parse_response(list(sampled), tools=tools)
         good = [call for call in parsed.tool_calls if str(call.status) == "ok" and call.name] if tools else []
         bad = [call for call in parsed.tool_calls if call not in good]

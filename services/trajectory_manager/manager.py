@@ -8,7 +8,8 @@ whose handling may be acknowledged only when the consequence is stored, and appl
     EpisodeEnded     ─▶ CallAnswered with 409 for every open call, then SamplesReady or EpisodeEvaluated
 
 Another event may give it earlier (the last missing segment completes an answer). What cannot be judged because older
-events have not come is remembered and raises NotYet, so that its owner stays in the queue.
+events have not come is remembered and raises NotYet, so that its owner stays in the queue. What can never be judged is
+dead-lettered by the service, and ``give_up`` gives what is said instead.
 An ended episode keeps what its events would say for a while, then only its name.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seamlessflow.contracts import (
     CallAnswered,
@@ -32,7 +33,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import Unavailable
 
-from .answers import refusal
+from .answers import call_refused, refusal
 from .episode import Call, Episode
 from .rendering import Renderer
 from .samples import samples_of
@@ -83,6 +84,22 @@ class Manager:
             return self._on_episode_ended(event, settled)
         return []
 
+    def give_up(self, event: Event) -> list[Event]:
+        """What is said instead of an event's consequences when ``apply`` can never give them (it is dead-lettered).
+
+        A call is answered with an error, an episode ends without samples; nobody waits for what will not come.
+        """
+        if isinstance(event, CallRequested):
+            if event.episode in self._ended:
+                return [refusal(event, call_refused(event.call))]
+            return [self._open_episode(event.episode).give_up(event)]
+        if isinstance(event, GenerationEnded):
+            call = self.call(event.episode, event.generation)
+            return [] if call is None else [self._open[event.episode].give_up(call.request)]
+        if isinstance(event, EpisodeEnded):
+            return self._end_without_samples(event)
+        return []
+
     def forget(self, episode: str) -> None:
         """Drop all that is known of an episode, so that its events can be applied from the beginning."""
         self._open.pop(episode, None)
@@ -113,13 +130,16 @@ class Manager:
     def _on_call_requested(self, event: CallRequested) -> list[Event]:
         if event.episode in self._ended:
             return [self._finished(event.episode).answers.get(event.call) or refusal(event, ENDED)]
-        episode = self._open.get(event.episode)
-        if episode is None:
-            episode = self._open[event.episode] = Episode(self._renderer, self._max_context_tokens)
+        episode = self._open_episode(event.episode)
         consequences = episode.ask(event)
         if episode.calls[event.call].consequence is None:
             raise NotYet(f"call {event.call} of episode {event.episode} refers to messages or turns that have not come yet")
         return consequences
+
+    def _open_episode(self, name: str) -> Episode:
+        if name not in self._open:
+            self._open[name] = Episode(self._renderer, self._max_context_tokens)
+        return self._open[name]
 
     def _on_segment_sampled(self, event: SegmentSampled) -> list[Event]:
         if event.episode in self._ended:
@@ -156,26 +176,41 @@ class Manager:
         if not settled and (event.num_calls > len(episode.calls) or any(c.answer is None for c in episode.calls.values())):
             # Tokens of calls that are cut off count up to the end's place in the journal, whatever the order of delivery.
             raise NotYet(f"episode {event.episode} ends with open calls; its journal decides what they sampled")
-        finished = _finish(event, episode)
-        self._open.pop(event.episode, None)
-        self._ended.add(event.episode)
-        self._recent[event.episode] = finished
+        return self._close(event.episode, _finish(event, episode))
+
+    def _end_without_samples(self, event: EpisodeEnded) -> list[Event]:
+        if event.episode in self._recent:  # it was judged, and what it led to could not be said
+            finished = self._recent[event.episode]
+            return self._close(event.episode, replace(finished, closing=[_without_samples(each) for each in finished.closing]))
+        episode = self._open.get(event.episode) or Episode(self._renderer, self._max_context_tokens)
+        return self._close(event.episode, _finish(event, episode, has_samples=False))
+
+    def _close(self, episode: str, finished: Finished) -> list[Event]:
+        self._open.pop(episode, None)
+        self._ended.add(episode)
+        self._recent[episode] = finished
         while len(self._recent) > self._num_remembered:
             self._recent.popitem(last=False)
         return list(finished.closing)
 
 
-def _finish(event: EpisodeEnded, episode: Episode) -> Finished:
+def _without_samples(event: Event) -> Event:
+    if not isinstance(event, SamplesReady):
+        return event
+    return event.model_copy(update={"samples": (), "num_undelivered": event.num_sampled})
+
+
+def _finish(event: EpisodeEnded, episode: Episode, *, has_samples: bool = True) -> Finished:
     calls = episode.calls
-    open_calls = [name for name, call in calls.items() if call.answer is None]
-    closing: list[Event] = [refusal(calls[name].request, ENDED) for name in open_calls]
-    undelivered = {*event.undelivered, *open_calls}
-    closing.append(_judgement(event, episode, undelivered))
+    closing: list[Event] = [refusal(call.request, ENDED) for call in calls.values() if call.answer is None]
+    unanswered = {name for name, call in calls.items() if call.answer is None or call.answer.error is not None}
+    undelivered = {*event.undelivered, *unanswered} if has_samples else set(calls)
+    closing.append(_judgement(event, episode, undelivered, has_samples=has_samples))
     answers = {name: call.answer for name, call in calls.items() if call.answer is not None}
     return Finished(closing, answers, {name: call.request.reply for name, call in calls.items()})
 
 
-def _judgement(event: EpisodeEnded, episode: Episode, undelivered: set[str]) -> Event:
+def _judgement(event: EpisodeEnded, episode: Episode, undelivered: set[str], *, has_samples: bool) -> Event:
     """SamplesReady or EpisodeEvaluated."""
     runs = {name: episode.runs_of(name) for name in episode.calls}
     sampled = {name: sum(count for _, count in each) for name, each in runs.items()}
@@ -189,14 +224,14 @@ def _judgement(event: EpisodeEnded, episode: Episode, undelivered: set[str]) -> 
             num_sampled=sum(sampled.values()),
             weights_versions=tuple(sorted({version for each in runs.values() for version, count in each if count})),
         )
-    completed = event.status is EpisodeStatus.COMPLETED
+    trainable = has_samples and event.status is EpisodeStatus.COMPLETED
     return SamplesReady(
         run=event.run,
         episode=event.episode,
         origin=event.origin,
         status=event.status,
         reward=event.reward,
-        samples=samples_of(episode.tree, undelivered) if completed else (),
+        samples=samples_of(episode.tree, undelivered) if trainable else (),
         num_sampled=sum(sampled.values()),
         num_undelivered=sum(sampled.get(name, 0) for name in undelivered),
         num_roots=episode.tree.num_roots,

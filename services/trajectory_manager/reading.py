@@ -12,7 +12,7 @@ from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, SegmentSampled, Service
 from seamlessflow.contracts.routes import QUEUE_OF, journal, subject_filter
-from seamlessflow.errors import MalformedMessage, Unavailable
+from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import fetch_folder, model_path
@@ -46,7 +46,7 @@ async def read_events(bus: Bus, speaker: Speaker, run: str, filters: Sequence[st
     async for record in bus.read(journal(run), filters=filters):
         try:
             yield record.subject, await speaker.open(record)
-        except MalformedMessage as wrong:
+        except BadInput as wrong:
             log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
 
 
@@ -63,10 +63,12 @@ async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: 
         if _episode_of(record.subject) in ended:
             continue
         try:
-            consequences_of(manager, await speaker.open(record))
-            taken += 1
-        except MalformedMessage as wrong:
+            event = await speaker.open(record)
+        except BadInput as wrong:
             log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
+            continue
+        consequences_of(manager, event)
+        taken += 1
     return taken
 
 
@@ -77,10 +79,7 @@ async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Mana
     calls = subject_filter(CallRequested, run=event.run, shard=shard, episode=episode)  # and, on the same level, the end
     segments = subject_filter(SegmentSampled, run=event.run, shard=shard, episode=episode)
     async for _, stored in read_events(bus, speaker, event.run, (calls, segments)):
-        try:
-            consequences_of(manager, stored)
-        except MalformedMessage as wrong:
-            log.warning("journal.contradiction", episode=episode, reason=str(wrong))
+        consequences_of(manager, stored)
 
 
 def shard_filters(run: str, shard: str) -> tuple[str, ...]:

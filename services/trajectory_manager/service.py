@@ -28,11 +28,11 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import consumer_name, queue_stream
 from seamlessflow.errors import BadInput
-from seamlessflow.runtime import Context, HandlerTable, Inbox, LeaseWatch, read_run, stop_run
+from seamlessflow.runtime import Context, HandlerTable, LeaseWatch, read_run, stop_run
 
 from .manager import Manager, NotYet
 from .reading import fetch_renderer, fold_shard, refold_episode
-from .speaking import AnsweringSpeaker
+from .speaking import AnsweringInbox, AnsweringSpeaker
 
 log = structlog.get_logger()
 
@@ -126,7 +126,7 @@ class RunMember:
     def __init__(self, context: Context, manager: Manager) -> None:
         self._context, self._manager = context, manager
         self._speaker = AnsweringSpeaker(context.bus, context.store, manager.reply_of)
-        self._inbox = Inbox(context.bus, self._speaker, context.store, Service.TRAJECTORY_MANAGER)
+        self._inbox = AnsweringInbox(context.bus, self._speaker, context.store, Service.TRAJECTORY_MANAGER, manager.give_up)
         handler: Callable[[Event], Awaitable[list[Event]]] = self.on_event
         self.table: HandlerTable = dict.fromkeys((CallRequested, SegmentSampled, GenerationEnded, EpisodeEnded), handler)
 

@@ -1,4 +1,4 @@
-"""Saying answers: stored first, then hinted to the gateway that waits."""
+"""Saying answers: stored first, then hinted to the gateway that waits; also when the event behind one is dead-lettered."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable
 import structlog
 
 from seamlessflow.blobs import Store
-from seamlessflow.bus.base import Bus, Stored
+from seamlessflow.bus.base import Bus, Delivery, Stored
 from seamlessflow.codec import encode
-from seamlessflow.contracts import CallAnswered, Event
-from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime import Speaker
+from seamlessflow.contracts import CallAnswered, Event, Service
+from seamlessflow.errors import BadInput, SeamlessFlowError
+from seamlessflow.runtime import Inbox, Speaker
+
+from .answers import call_refused
 
 log = structlog.get_logger()
 
@@ -41,3 +43,32 @@ class AnsweringSpeaker(Speaker):
                 await self._hint(reply, encode(stored))
         except SeamlessFlowError as wrong:
             log.warning("answer.not_hinted", episode=answer.episode, call=answer.call, reason=str(wrong))
+
+
+class AnsweringInbox(Inbox):
+    """An inbox that leaves nobody waiting for what it buries."""
+
+    def __init__(
+        self, bus: Bus, speaker: Speaker, store: Store, service: Service, give_up: Callable[[Event], list[Event]]
+    ) -> None:
+        """``give_up(event)``: what is said instead of the consequences of an event that cannot be handled."""
+        super().__init__(bus, speaker, store, service)
+        self._answers, self._give_up = speaker, give_up
+
+    async def bury(self, delivery: Delivery, reason: str) -> None:
+        """What is said instead comes first: killed in between, the delivery comes again."""
+        try:
+            instead = self._give_up(await self.open(delivery))
+        except BadInput:
+            instead = _answer_by_subject(delivery.subject)
+        await self._answers.say_all(instead)
+        await super().bury(delivery, reason)
+
+
+def _answer_by_subject(subject: str) -> list[Event]:
+    """The error for an unreadable call: run, episode and call are in its subject."""
+    _, run, kind, *rest = subject.split(".")
+    if kind != "call" or len(rest) != 3 or rest[2] == "ended":
+        return []
+    _, episode, call = rest
+    return [CallAnswered(run=run, episode=episode, call=call, error=call_refused(call))]

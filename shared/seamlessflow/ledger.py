@@ -9,8 +9,14 @@
 * **evaluated**: attempts of evaluation episodes that were judged.
 * **in_flight**: nothing final was said. 0 after an orderly end.
 
-Each attempt stands in one column of the episodes; its tokens may stand in several. A ledger does not balance when a trainer
-accounted for more or for fewer tokens of an episode than its samples hold: ``gaps`` then names the episodes.
+Each attempt stands in one column of the episodes; its tokens may stand in several. Right sums are not enough: a ledger does
+not balance while ``gaps`` names an episode, each judged by itself, so that two wrongs make no right:
+
+* the trainer accounted for more or for fewer tokens than its samples hold, or for an attempt that nobody said samples of;
+* its samples are not what was sampled. Of a completed attempt, tokens in samples + ``num_undelivered`` = ``num_sampled``;
+  of others it is at most that;
+* ``num_sampled`` (of an evaluation, too) is less than the journal held at EpisodeEnded, or more than it ever held. What is
+  stored later may be counted or not: a worker learns of the end a moment late.
 """
 
 from __future__ import annotations
@@ -85,7 +91,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Both accounts of a run. ``gaps``: episodes whose trained and masked tokens are not those of their samples."""
+    """Both accounts of a run. ``gaps``: episodes of which somebody's count is wrong, see above."""
 
     episodes: Account
     tokens: Account
@@ -93,7 +99,7 @@ class Ledger:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Ledger:
-        """The ledger of a history, each stored event once; events of other kinds are passed over."""
+        """The ledger of a history in journal order, each stored event once; events of other kinds are passed over."""
         fold = LedgerFold()
         for event in events:
             fold.add(event)
@@ -101,7 +107,7 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
-        return self.episodes.balanced and self.tokens.balanced
+        return self.episodes.balanced and self.tokens.balanced and not self.gaps
 
     def rows(self) -> list[tuple[str, int, int]]:
         """(column, episodes, tokens) for a table: issued first, then every column that is in use."""
@@ -132,6 +138,12 @@ class _Attempt:
 
     origin: EpisodeOrigin | None = None
     num_sampled: int = 0
+    """Tokens that the journal holds."""
+    num_at_end: int = 0
+    """Of those, what it held when the attempt ended."""
+    num_counted: int | None = None
+    """What the trajectory-manager counted; None: it has not judged the attempt."""
+    num_called_undelivered: int = 0
     status: EpisodeStatus | None = None
     evaluated: bool = False
     num_in_samples: int | None = None
@@ -140,6 +152,16 @@ class _Attempt:
     @property
     def num_undelivered(self) -> int:
         return 0 if self.num_in_samples is None else self.num_sampled - self.num_in_samples
+
+    @property
+    def is_well_judged(self) -> bool:
+        """Whether the manager's counts are those of the journal, and add up; True while it has said nothing."""
+        if self.num_counted is None:
+            return True
+        placed = (self.num_in_samples or 0) + self.num_called_undelivered
+        must_add_up = self.num_in_samples is not None and self.status is EpisodeStatus.COMPLETED
+        adds_up = placed == self.num_counted if must_add_up else placed <= self.num_counted
+        return adds_up and self.num_at_end <= self.num_counted <= self.num_sampled
 
 
 class LedgerFold:
@@ -160,13 +182,16 @@ class LedgerFold:
         elif isinstance(event, EpisodeOpened):
             self._open(event.episode, event.origin)
         elif isinstance(event, EpisodeEnded):
-            self._open(event.episode, event.origin).status = event.status
+            attempt = self._open(event.episode, event.origin)
+            attempt.status, attempt.num_at_end = event.status, attempt.num_sampled
         elif isinstance(event, EpisodeEvaluated):
             attempt = self._open(event.episode, event.origin)
             attempt.evaluated, attempt.status = True, event.status
+            attempt.num_counted = event.num_sampled
         elif isinstance(event, SamplesReady):
             attempt = self._open(event.episode, event.origin)
             attempt.num_in_samples, attempt.status = sum(s.num_sampled for s in event.samples), event.status
+            attempt.num_counted, attempt.num_called_undelivered = event.num_sampled, event.num_undelivered
         elif isinstance(event, GroupTrained | GroupDropped):
             self._closed.setdefault(event.group, event)
         elif isinstance(event, StepsCommitted):
@@ -179,17 +204,18 @@ class LedgerFold:
         episodes, tokens, gaps = _Sums(), _Sums(), []
         listed = {name: {e.episode: e for e in c.episodes} for name, c in self._closed.items() if isinstance(c, GroupTrained)}
         for name, attempt in self._attempts.items():
-            column = self._column(attempt)
+            column, agrees = self._column(attempt), attempt.is_well_judged
             if column != "trained":
                 undelivered = attempt.num_undelivered if column in _GROUP_REASONS else 0
                 episodes.add(column, 1)
                 tokens.add(UNDELIVERED, undelivered)
                 tokens.add(column, attempt.num_sampled - undelivered)
-                continue
-            assert attempt.origin is not None
-            went = listed[attempt.origin.group].get(name) or EpisodeTokens(episode=name, trained=0)
-            episodes.add(_main_column(went), 1)
-            if not self._split(attempt, went, tokens):
+            else:
+                assert attempt.origin is not None
+                went = listed[attempt.origin.group].get(name) or EpisodeTokens(episode=name, trained=0)
+                episodes.add(_main_column(went), 1)
+                agrees = self._split(attempt, went, tokens) and agrees
+            if not agrees:
                 gaps.append(name)
         issued = sum(attempt.num_sampled for attempt in self._attempts.values())
         return Ledger(episodes.account(len(self._attempts)), tokens.account(issued), tuple(gaps))
@@ -228,13 +254,13 @@ class LedgerFold:
 
     def _split(self, attempt: _Attempt, went: EpisodeTokens, tokens: _Sums) -> bool:
         """Share out the tokens of an attempt of a trained group; False when the trainer's account is not its samples'."""
-        masked = sum(went.masked.values())
-        in_samples = attempt.num_in_samples if attempt.num_in_samples is not None else went.trained + masked
+        went_somewhere = went.trained + sum(went.masked.values())
         tokens.add("trained", went.trained)
         for reason, count in went.masked.items():
             tokens.add_masked(reason, count)
+        in_samples = went_somewhere if attempt.num_in_samples is None else attempt.num_in_samples
         tokens.add(UNDELIVERED, attempt.num_sampled - in_samples)
-        return went.trained + masked == in_samples and attempt.num_sampled >= in_samples
+        return went_somewhere == (attempt.num_in_samples or 0)
 
 
 def _main_column(went: EpisodeTokens) -> str:

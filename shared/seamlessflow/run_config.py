@@ -157,8 +157,8 @@ class AlgorithmSection(Section):
     """The run stops, saying why, when this many groups failed one after the other and no episode completed in between.
     None: 2 * groups_per_step."""
     stop_after_dropped_groups: PositiveInt | None = None
-    """The run stops, saying why, when this many groups were dropped, for whatever reason, and no step was taken in between.
-    None: 20 * groups_per_step."""
+    """The run ends when this many groups were dropped, for whatever reason, and no step was taken in between: well, where
+    most had equal rewards and it took a step before or all were solved; else as a failure. None: 20 * groups_per_step."""
     micro_batch_tokens: PositiveInt = 4096
     """Tokens that go through the model at a time."""
     max_sequence_tokens: PositiveInt = 4096
@@ -244,9 +244,13 @@ class RunConfig(Section):
 def load_run_config(path: Path, overrides: dict[str, Any] | None = None) -> RunConfig:
     """Read and validate a run file. ``overrides`` maps dotted keys to values. Raises ConfigError that says what to set."""
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as wrong:
         raise ConfigError(f"{path}: no such file; see deploy/demo for examples") from wrong
+    except OSError as wrong:
+        raise ConfigError(f"{path}: cannot be read: {wrong.strerror}") from wrong
+    except UnicodeDecodeError as wrong:
+        raise ConfigError(f"{path}: not TOML: not UTF-8 at byte {wrong.start}") from wrong
     except tomllib.TOMLDecodeError as wrong:
         raise ConfigError(f"{path}: not TOML: {wrong}") from wrong
     for dotted, value in (overrides or {}).items():
@@ -283,7 +287,10 @@ def _section_of(location: tuple[Any, ...]) -> list[str]:
 
 
 def _set(document: dict[str, Any], dotted: str, value: Any) -> None:
+    """A section that is no table is left as it is: validation names it."""
     *parents, last = dotted.split(".")
     for parent in parents:
         document = document.setdefault(parent, {})
+        if not isinstance(document, dict):
+            return
     document[last] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import Field
@@ -12,6 +13,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 def _host_token() -> str:
     return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40] or "node"
+
+
+def own_node(service: str) -> Callable[[], str]:
+    """Default node of a service that is no device: a node of its own, so that it shares no lease with its host's device."""
+    return lambda: f"{_host_token()}-{service}"
 
 
 class Settings(BaseSettings):

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -80,6 +81,55 @@ def test_the_server_dies_with_a_killed_parent(tmp_path, own_server):
     while _listens(port) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _listens(port)
+    EmbeddedServer(tmp_path / "child").start().stop()  # the folder is free, too
+
+
+def test_a_folder_has_one_server_at_a_time(tmp_path, own_server):
+    """Two would overwrite what the other stored. Nothing is started; the first one goes on and keeps the folder."""
+    folder = own_server.log_path.parent
+    second = EmbeddedServer(folder)
+    config = (folder / "nats-server.conf").read_text()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"is in use by another nats-server; nothing was started"):
+            second.start(lock_seconds=0.1)
+        assert (own_server.running, second.running, _listens(second.port)) == (True, False, False)
+        assert (folder / "nats-server.conf").read_text() == config
+        own_server.restart()
+
+    own_server.stop()
+    second.start(lock_seconds=0)
+    second.kill()
+    own_server.start(lock_seconds=0)
+
+
+def test_a_folder_stays_taken_as_long_as_its_server_or_its_owner_lives(tmp_path, own_server):
+    """Either may outlive the other for a moment."""
+    folder = own_server.log_path.parent
+    second = EmbeddedServer(folder)
+    own_server._process.kill()
+    own_server._process.wait()
+    with pytest.raises(ConfigError, match="in use"):
+        second.start(lock_seconds=0)
+    own_server.restart()
+
+    own_server._lock.release()  # as if the owner were gone
+    with pytest.raises(ConfigError, match="in use"):
+        second.start(lock_seconds=0)
+
+
+def test_a_start_that_fails_leaves_the_folder_free(tmp_path):
+    """For whoever does it right."""
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            EmbeddedServer(tmp_path, binary="/bin/false").start(lock_seconds=0)
+
+
+def test_a_folder_that_becomes_free_is_waited_for(tmp_path, own_server):
+    """What looks at a stopped run waits until another look is over."""
+    second = EmbeddedServer(own_server.log_path.parent)
+    threading.Timer(0.3, own_server.stop).start()
+    second.start(lock_seconds=20)
+    second.stop()
 
 
 async def test_only_who_knows_the_url_may_connect(own_server):

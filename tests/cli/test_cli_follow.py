@@ -13,6 +13,7 @@ from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.cli import follow, result
 from seamlessflow.cli.feeding import feed
 from seamlessflow.cli.follow import Follower
+from seamlessflow.cli.inspect import ledger_table
 from seamlessflow.cli.metrics import MetricsFiles
 from seamlessflow.cli.place import Folder
 from seamlessflow.client import Client, NoStore
@@ -32,6 +33,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import RUNS_BUCKET, journal, run_streams
 from seamlessflow.errors import ConfigError
+from seamlessflow.ledger import Account, Ledger
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime.speaker import Speaker
 from seamlessflow.task_sources import Question, Questions, training_task
@@ -225,6 +227,27 @@ async def test_weights_that_cannot_be_had_do_not_lose_the_summary(desk):
     assert code == 0
     assert json.loads((desk.folder.path / "summary.json").read_text())["steps"] == 2
     assert "the weights were not copied here" in desk.screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("tasks_ended", 0), ("nothing_left_to_learn", 0), ("stopped: the last 4 groups failed: no module x", 1)],
+)
+async def test_the_exit_code_tells_a_good_end_from_a_failure(desk, reason, code):
+    """A run that learned all it could has not failed."""
+    await desk.begin(step(1), step(2), END.model_copy(update={"reason": reason}))
+    follower = await desk.follow()
+
+    done = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, 0.0, desk.console)
+    assert done == code
+
+
+def test_a_ledger_with_right_sums_and_wrong_counts_names_the_episodes(desk):
+    """Else nobody could see why it does not balance."""
+    desk.console.print(ledger_table(Ledger(Account(), Account(), gaps=("g-1-0-0", "g-2-0-0"))))
+
+    shown = desk.screen.getvalue()
+    assert "DOES NOT BALANCE" in shown and "g-1-0-0" in shown and "g-2-0-0" in shown
 
 
 async def test_what_a_run_is_comes_from_its_journal(desk):

@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from seamlessflow.cli import place
 from seamlessflow.cli.place import RUNS, Address, Folder, address_of, any_address, given_address
 from seamlessflow.errors import ConfigError
 
@@ -43,7 +44,29 @@ def test_a_run_that_lives_elsewhere_is_found_again():
 
     assert address_of("a", None, None) == kept
     assert address_of("a", "nats://other:2", None) == Address("nats://other:2", "s3://b/p", elsewhere=True)
+
+
+def test_only_servers_of_this_machine_are_found_without_being_named():
+    """A run elsewhere leaves its address here; nobody knows whether that server is still there."""
+    Folder(RUNS / "far").announce(Address("nats://far:1", None, elsewhere=True))
+    with pytest.raises(ConfigError, match="0 servers"):
+        any_address(None)
+    Folder(RUNS / "up").announce(Address("nats://h:1", "file:///s", os.getpid()))
+
     assert any_address(None) == "nats://h:1"
+
+
+def test_looking_at_a_stopped_run_waits_for_another_look(monkeypatch):
+    """And says so when that one does not end: two servers on one journal would ruin it."""
+    folder = Folder(RUNS / "a")
+    folder.announce(Address("nats://h:1", "file:///s"))
+    folder.server.mkdir()
+    monkeypatch.setattr(place, "LOCK_SECONDS", 0.1)
+    refused = pytest.raises(ConfigError, match="in use by another nats-server")
+    with place.stopped_run("a", None), refused, place.stopped_run("a", None):
+        pass
+    with place.stopped_run("a", None) as found:
+        assert found.store_url == "file:///s"
 
 
 def test_a_run_whose_command_is_gone_has_no_address():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -144,3 +146,84 @@ def test_an_installation_that_failed_is_said_and_done_again(installed):
 
     assert run_task(installed, "test").returncode == 0
     assert installs(installed) == 2
+
+
+COMMAND = """#!/bin/sh
+trap 'echo "ended in order"; exit 7' INT TERM
+echo "started with $*"
+: >runs/ready
+while test -d runs; do sleep 0.05; done
+"""
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """The Taskfile over a command that only waits for its end; gives a way to run tasks and one to start them."""
+    shutil.copy(ROOT / "Taskfile.yml", tmp_path)
+    command = tmp_path / ".venv" / "bin" / "seamlessflow"
+    command.parent.mkdir(parents=True)
+    command.write_text(COMMAND)
+    command.chmod(0o755)
+    task = shutil.which("task", path=f"{Path(os.sys.executable).parent}:{os.environ['PATH']}")
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [task, *arguments],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    return tmp_path / "runs" / "up.pid", start
+
+
+def test_down_ends_what_up_started_and_nothing_else(stage):
+    """In order; the file with the process number goes with the command. A second up is refused meanwhile."""
+    file, start = stage
+    up = start("up", "--", "--port", "4222", "--store", "file:///a b")
+    _until(file.with_name("ready").exists)
+    second = start("up").communicate(timeout=30)[0]
+    down = start("down").communicate(timeout=30)[0]
+
+    assert "is up already" in second
+    assert "ended" in down
+    said = up.communicate(timeout=30)[0]
+    assert "started with up --port 4222 --store file:///a b" in said
+    assert "ended in order" in said
+    assert not file.exists()
+    assert "nothing is up" in start("down").communicate(timeout=30)[0]
+
+
+def test_a_number_that_another_process_has_by_now_is_left_alone(stage):
+    """After a power cut the file is still there, and its number may be anybody's."""
+    file, start = stage
+    stranger = subprocess.Popen(["sleep", "60"])
+    file.parent.mkdir()
+    file.write_text(f"{stranger.pid}\n")
+    try:
+        assert "nothing is up" in start("down").communicate(timeout=30)[0]
+        assert stranger.poll() is None
+        assert not file.exists()
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_ctrl_c_reaches_what_up_started(stage):
+    """And the file is tidied up."""
+    file, start = stage
+    up = start("up")
+    _until(file.with_name("ready").exists)
+    os.killpg(up.pid, signal.SIGINT)  # as a terminal does
+
+    assert "ended in order" in up.communicate(timeout=30)[0]
+    assert not file.exists()
+
+
+def _until(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

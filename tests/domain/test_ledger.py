@@ -66,8 +66,14 @@ def attempt(
     if evaluation is not None:
         return [*history, *([EpisodeEvaluated(**common, status=status, reward=reward, num_sampled=sampled)] if judged else [])]
     kept = (sampled if seen is None else seen) if status is COMPLETED else 0
+    said = {"num_sampled": sampled, "num_undelivered": sampled - kept if status is COMPLETED else 0}
     samples = (sample(kept),) if kept else ()
-    return [*history, SamplesReady(**common, status=status, reward=reward, samples=samples, num_sampled=sampled)]
+    return [*history, SamplesReady(**common, status=status, reward=reward, samples=samples, **said)]
+
+
+def claimed(history: list[Event], in_samples: int, **said: int) -> list[Event]:
+    """The same attempt, of which the manager claims something else."""
+    return [*history[:-1], history[-1].model_copy(update={"samples": (sample(in_samples),), **said})]
 
 
 def segment(episode: str, start: int, count: int) -> SegmentSampled:
@@ -165,6 +171,56 @@ def test_a_trainer_that_accounts_for_more_or_fewer_tokens_is_noticed(wrong):
     ledger = Ledger.of([*attempt("g", sampled=4), trained("g", g_0_0=wrong), committed("g")])
 
     assert not ledger.balanced and ledger.gaps == ("g-0-0",)
+
+
+@pytest.mark.parametrize(
+    ("claims", "gaps"),
+    [
+        ([(6, {}), (2, {})], ("g-0-0", "g-1-0")),  # 2 too many here, 2 too few there
+        ([(8, {}), (0, {})], ("g-0-0", "g-1-0")),  # each token twice beside an episode that lost its 4
+        ([(8, {"num_sampled": 8}), (4, {})], ("g-0-0",)),  # more than was ever stored
+        ([(1, {}), (4, {})], ("g-0-0",)),  # 3 of 4 dropped,
+        ([(1, {"num_sampled": 1}), (4, {})], ("g-0-0",)),  # or never counted,
+        ([(1, {"num_undelivered": 2}), (4, {})], ("g-0-0",)),  # or in part called undelivered
+    ],
+)
+@pytest.mark.parametrize("closing", ["trained", "dropped", "open"])
+def test_a_manager_whose_samples_are_not_what_was_sampled_is_noticed(claims, gaps, closing):
+    """Two episodes of 4 tokens; the trainer believes the samples. Sums over all episodes may well be right."""
+    history: list[Event] = []
+    for index, (in_samples, said) in enumerate(claims):
+        history += claimed(attempt("g", index, sampled=4), in_samples, **said)
+    if closing == "trained":
+        history += [trained("g", **{f"g_{i}_0": (count, {}) for i, (count, _) in enumerate(claims)}), committed("g")]
+    elif closing == "dropped":
+        history.append(GroupDropped(run=RUN, group="g", reason=DropReason.ZERO_VARIANCE))
+    ledger = Ledger.of(history)
+
+    assert ledger.gaps == gaps and not ledger.balanced and ledger.to_json()["balanced"] is False
+
+
+def test_a_trainer_that_accounts_for_an_episode_without_samples_is_noticed():
+    """Whatever it says was trained then has no source."""
+    history = attempt("g", sampled=4)
+    ledger = Ledger.of([*history[:-1], trained("g", g_0_0=(3, {})), committed("g")])
+
+    assert ledger.gaps == ("g-0-0",) and not ledger.balanced
+
+
+def test_tokens_of_attempts_that_did_not_complete_are_in_no_sample_and_that_is_no_gap():
+    """Nor need they all be called undelivered: the agent may have seen some before it failed."""
+    for status in (FAILED, EpisodeStatus.RUN_ENDED):
+        history = [*attempt("g", sampled=4, status=status), GroupDropped(run=RUN, group="g", reason=DropReason.FAILED)]
+        assert Ledger.of(history).balanced and not Ledger.of(history).gaps
+
+
+@pytest.mark.parametrize("counted", [3, 5])
+def test_an_evaluation_whose_tokens_are_miscounted_is_noticed(counted):
+    """4 were stored before its end."""
+    history = attempt("a", sampled=4, evaluation="before")
+    ledger = Ledger.of([*history[:-1], history[-1].model_copy(update={"num_sampled": counted})])
+
+    assert ledger.gaps == ("a-0-0",) and not ledger.balanced
 
 
 def test_json_and_rows_say_the_same():

@@ -48,6 +48,28 @@ def test_a_missing_file_and_broken_toml_are_told_apart(tmp_path):
         load_run_config(broken)
 
 
+def test_what_is_no_readable_text_is_said(tmp_path):
+    """A folder, and a file in another encoding."""
+    with pytest.raises(ConfigError, match=f"{tmp_path}: cannot be read: .*directory"):
+        load_run_config(tmp_path)
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes('name = "caf\xe9"'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 11"):
+        load_run_config(latin)
+
+
+@pytest.mark.parametrize(
+    "text", ["algorithm = 3", "algorithm = []", "model = 'm'\nagents = 7\nalgorithm.steps = 'x'", "agents = [1]"]
+)
+def test_a_section_of_the_wrong_type_is_named(text, tmp_path):
+    """Also when the command line sets a key of it."""
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    for overrides in ({}, {"algorithm.steps": 2}):
+        with pytest.raises(ConfigError, match=text.split()[0]):
+            load_run_config(path, overrides)
+
+
 @pytest.mark.parametrize("path", sorted(Path("deploy/demo").glob("*.toml")), ids=lambda p: p.name)
 def test_the_demos_run_files_are_valid(path):
     """What the README tells people to start can be started."""

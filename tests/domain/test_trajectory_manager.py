@@ -106,6 +106,26 @@ def test_an_engine_that_finds_no_room_gives_the_same_error(world: World):
     assert world.ends(undelivered=()).num_roots == 0
 
 
+def test_a_generation_that_no_engine_can_do_is_an_error(world: World):
+    """What was sampled before counts as sampled and is never trained; the episode goes on."""
+    (request,) = world.tells(world.agent.asks([user("q")]))
+    assert isinstance(request, GenerationRequested)
+    claim, segment, ended = world.engine.generates(request, "seven")
+    assert isinstance(ended, GenerationEnded)
+    refused = ended.model_copy(update={"finish": GenerationFinish.REFUSED, "nonce": "refused"})
+    world.tells(claim)
+    with pytest.raises(NotYet):
+        world.manager.apply(refused)
+    (answer,) = world.tells(segment)
+    assert isinstance(answer, CallAnswered) and answer.error is not None
+    assert (answer.error.status, answer.error.code) == (500, "engine_refused")
+    assert world.tells(refused) == [answer]
+    world.turn([user("q")], "eight")
+    ready = world.ends(num_calls=2)
+    assert [sample.num_sampled for sample in ready.samples] == [6]
+    assert (ready.num_sampled, ready.num_undelivered) == (11, 5)
+
+
 def test_messages_the_template_refuses_are_a_bad_request():
     """In the template's own words."""
     words = tokenizer()

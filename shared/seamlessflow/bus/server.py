@@ -6,6 +6,8 @@ the parent is the thread that called ``start``: call it from one that lives as l
 
 Whoever connects needs the user and password that ``url`` holds: other users of the machine, and agents that only happen
 upon the port, are refused. The password is made once for a folder and kept in its config file, readable by the owner only.
+
+A folder has one server at a time: its lock is held as long as the owner keeps the server or the server lives.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from seamlessflow.bus.folder_lock import FolderLock
 from seamlessflow.errors import ConfigError, Unavailable
 from seamlessflow.processes import die_with_parent
 from seamlessflow.secrecy import write_private
@@ -31,6 +34,8 @@ MAX_PAYLOAD = "8MB"
 READY_SECONDS = 30.0
 STOP_SECONDS = 60.0
 """SIGTERM takes about 10 ms for each consumer."""
+LOCK_SECONDS = 2.0
+"""A server whose owner was killed is a moment in going."""
 
 USER = "seamlessflow"
 
@@ -79,6 +84,7 @@ class EmbeddedServer:
         self._password = None if "authorization" in extra_config else _kept_password(self._config) or secrets.token_hex(24)
         self.port = port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = FolderLock(folder)
 
     @property
     def url(self) -> str:
@@ -90,13 +96,25 @@ class EmbeddedServer:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> EmbeddedServer:
-        """Returns when it accepts connections and has recovered its streams. Raises ConfigError, Unavailable."""
+    def start(self, *, lock_seconds: float = LOCK_SECONDS) -> EmbeddedServer:
+        """Returns when it accepts connections and has recovered its streams. Raises ConfigError, Unavailable.
+
+        lock_seconds: how long another server of this folder is waited for before ConfigError.
+        """
         if self.running:
             return self
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = self._lock.take(lock_seconds)
+        try:
+            self._launch(descriptor)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _launch(self, lock: int) -> None:
         if _answers(self.port):
             raise ConfigError(f"port {self.port} is already in use; nothing was started. Choose another one or none.")
-        self._folder.mkdir(parents=True, exist_ok=True)
         write_private(self._config, self._config_text())
         with self.log_path.open("ab") as log_file:
             self._process = subprocess.Popen(
@@ -104,11 +122,11 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
+                pass_fds=(lock,),  # the folder stays taken until the server is gone, too
                 start_new_session=True,  # Ctrl-C in the terminal must reach its owner, not it
                 preexec_fn=partial(die_with_parent, os.getpid()),  # two system calls, no Python locks
             )
         self._wait_until_ready()
-        return self
 
     def _config_text(self) -> str:
         text = _CONFIG.format(port=self.port, max_payload=MAX_PAYLOAD, store=self._folder / "jetstream")
@@ -125,6 +143,23 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """SIGTERM and wait; SIGKILL when that takes longer than STOP_SECONDS. Idempotent."""
+        self._end()
+        self._lock.release()
+
+    def kill(self) -> None:
+        """SIGKILL: what the server had said it stored must be there at the next start. Idempotent."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._lock.release()
+
+    def restart(self) -> None:
+        """Stop unless it is dead already, and start on the same port and folder, which nobody can take in between."""
+        self._end()
+        self.start()
+
+    def _end(self) -> None:
         if self._process is None:
             return
         self._process.terminate()
@@ -135,25 +170,12 @@ class EmbeddedServer:
             self._process.wait()
         self._process = None
 
-    def kill(self) -> None:
-        """SIGKILL: what the server had said it stored must be there at the next start. Idempotent."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        """Stop unless it is dead already, and start on the same port and folder."""
-        self.stop()
-        self.start()
-
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while not _answers(self.port):
             if not self.running:
                 raise Unavailable(f"nats-server ended at once; its last words: {self._last_words()}")
             if time.monotonic() > deadline:
-                self.kill()
                 raise Unavailable(f"nats-server did not listen on port {self.port} within {READY_SECONDS:g} s")
             time.sleep(0.01)
 

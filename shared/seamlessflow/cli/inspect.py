@@ -18,6 +18,8 @@ from .place import any_address, reach
 from .screen import make_console
 from .submit import require_run
 
+NUM_GAPS_SHOWN = 5
+
 
 async def read_view(client: Client, run: str) -> tuple[RunView, Ledger]:
     """The whole journal folded twice: what the run looks like, and where every token went."""
@@ -74,7 +76,8 @@ def ledger(
 
 def ledger_table(found: Ledger) -> Table:
     """The ledger for people."""
-    table = Table(title="ledger" if found.balanced else "LEDGER DOES NOT BALANCE")
+    title, gaps = "ledger" if found.balanced else "LEDGER DOES NOT BALANCE", ", ".join(found.gaps[:NUM_GAPS_SHOWN])
+    table = Table(title=title, caption=f"{len(found.gaps)} miscounted: {escape(gaps)}" if gaps else None)
     for name in ("", "episodes", "tokens"):
         table.add_column(name, justify="left" if not name else "right")
     for column, episodes, tokens in found.rows():

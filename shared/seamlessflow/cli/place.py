@@ -16,6 +16,8 @@ from ..secrecy import write_private
 
 RUNS = Path("runs")
 ADDRESS_FILE = "up.json"
+LOCK_SECONDS = 10.0
+"""Another command that looks at the same stopped run is waited for."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ async def reach(run: str, nats_url: str | None, store_url: str | None) -> AsyncI
 
 @contextmanager
 def stopped_run(run: str, store_url: str | None) -> Iterator[Address]:
-    """The server of a run that is not running now, started for a moment. Raises ConfigError when there is none here."""
+    """The server of a run that is not running now, started for a moment. Raises ConfigError when there is none here, or when
+    somebody else has it and keeps it."""
     folder = Folder(RUNS / run)
     if not folder.server.is_dir():
         raise ConfigError(
@@ -120,7 +123,7 @@ def stopped_run(run: str, store_url: str | None) -> Iterator[Address]:
         )
     address = folder.address()
     kept = (address.store_url if address else None) or folder.store_url
-    server = EmbeddedServer(folder.server).start()
+    server = EmbeddedServer(folder.server).start(lock_seconds=LOCK_SECONDS)
     try:
         yield Address(server.url, store_url or kept)
     finally:
@@ -131,7 +134,8 @@ def any_address(nats_url: str | None) -> str:
     """The server to talk to: the one given, or that of the one living ``up`` on this machine."""
     if nats_url is not None:
         return given_address(nats_url, None).nats_url
-    living = {a.nats_url for name in known() if (a := Folder(RUNS / name).living_address())}
+    addresses = [Folder(RUNS / name).living_address() for name in known()]
+    living = {a.nats_url for a in addresses if a is not None and not a.elsewhere}  # others may be long gone
     if len(living) != 1:
         raise ConfigError(f"{len(living)} servers of `seamlessflow up` or `train` are running here; say which with --nats URL")
     return living.pop()

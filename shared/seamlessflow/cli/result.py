@@ -23,7 +23,7 @@ from .follow import Follower
 from .inspect import ledger_table
 from .place import Folder
 
-GOOD_ENDS = ("completed", "tasks_ended", "stopped")
+GOOD_ENDS = ("completed", "tasks_ended", "nothing_left_to_learn", "stopped")
 
 
 def write_summary(

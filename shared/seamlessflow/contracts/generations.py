@@ -68,6 +68,8 @@ class GenerationFinish(StrEnum):
     LENGTH = "length"
     CONTEXT = "context"
     """The prompt alone fills the model's context: nothing was sampled."""
+    REFUSED = "refused"
+    """The engine cannot do it, see the dead letter: the call gets an error, and what was sampled before is not used."""
 
 
 class GenerationEnded(Event):

@@ -30,7 +30,7 @@ class RunEnded(Event):
     """The run is over; its queues go away and its journal stays."""
 
     reason: str
-    """completed, tasks_ended, stopped, or what failed."""
+    """completed, tasks_ended, nothing_left_to_learn, journal_full, stopped, or what failed."""
     steps: int
 
 

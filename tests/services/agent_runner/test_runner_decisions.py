@@ -57,6 +57,25 @@ def test_a_reward_is_a_finite_number_or_there_is_none(returned: object) -> None:
         assert abs(said["reward"]) < float("inf")
 
 
+class NoNumber:
+    """Has the method of a number, as an array of many numbers has."""
+
+    def __init__(self, wrong: BaseException) -> None:
+        self._wrong = wrong
+
+    def __float__(self) -> float:
+        raise self._wrong
+
+
+@pytest.mark.parametrize("wrong", [ValueError("2 elements"), RuntimeError("not computed yet"), SystemExit(1)])
+def test_a_reward_that_cannot_become_a_number_is_the_verifiers_fault(wrong: BaseException) -> None:
+    """The judge lives on and says what it got."""
+    said = judged(lambda answer, task: NoNumber(wrong), "", {})
+
+    assert f"NoNumber, expected a number: {type(wrong).__name__}" in said["wrong"]
+    assert "OverflowError" in judged(lambda answer, task: 10**400, "", {})["wrong"]
+
+
 def test_the_session_is_found_behind_any_command_name() -> None:
     """The second field of /proc/<pid>/stat is whatever the program calls itself."""
     assert session_of("42 (a) b (c) S 1 41 40 0 -1") == 40

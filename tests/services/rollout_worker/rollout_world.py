@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from seamlessflow.contracts import (
     WeightsHead,
 )
 from seamlessflow.contracts.routes import LEASES_BUCKET, WEIGHTS_BUCKET, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context, make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path
 from services.rollout_worker.config import WorkerSettings
@@ -271,8 +273,10 @@ class World:
         await self.bus.publish(to_message(event))
 
     async def said(self, kind: type[E]) -> list[E]:
-        records = [record async for record in self.bus.read(journal(RUN))]
-        events = [decode(record.subject, record.payload, record.headers) for record in records]
+        events = []
+        async for record in self.bus.read(journal(RUN)):
+            with suppress(MalformedMessage):
+                events.append(decode(record.subject, record.payload, record.headers))
         return [event for event in events if isinstance(event, kind)]
 
     async def tokens(self, generation: str = "c1") -> list[int]:

@@ -2,7 +2,9 @@
 
 import asyncio
 
+from seamlessflow.bus.base import Message
 from seamlessflow.contracts import (
+    CallRequested,
     DeadLetter,
     Float32s,
     GenerationClaimed,
@@ -11,6 +13,7 @@ from seamlessflow.contracts import (
     Int32s,
     SegmentSampled,
 )
+from tests.contracts.examples import EXAMPLES
 from tests.services.rollout_worker.rollout_world import NODE, RUN, STOP_ID, World
 
 
@@ -215,4 +218,37 @@ async def test_what_can_never_be_sampled_is_buried_with_its_reason(world: World)
 
     (letter,) = await world.said(DeadLetter)
     assert "c1" in letter.reason and letter.service == "rollout-worker"
-    assert [end.generation for end in await world.said(GenerationEnded)] == ["c2"]
+    ends = {end.generation: (end.finish, end.num_tokens) for end in await world.said(GenerationEnded)}
+    assert ends == {"c1": (GenerationFinish.REFUSED, 0), "c2": (GenerationFinish.LENGTH, 8)}
+
+
+async def test_a_buried_generation_ends_behind_what_was_sampled_before(world: World):
+    """So that its call is answered, and no earlier holder can add to it: here its tokens have a gap."""
+    await world.open_run()
+    same = {"run": RUN, "episode": "t-0-0", "generation": "c1", "shard": 0, "nonce": "n0"}
+    await world.say(GenerationClaimed(**same, worker="old", start=0))
+    tokens = {"token_ids": Int32s([1, 2]), "logprobs": Float32s([0.0, 0.0]), "weights_version": 0}
+    await world.say(SegmentSampled(**same, start=0, **tokens))
+    await world.say(SegmentSampled(**same, start=5, **tokens))
+    await world.ask("c1")
+    await world.publish_model()
+    await world.publish_weights(0)
+    world.worker(by_itself=True)
+    await world.lease()
+    await world.until_acked()
+
+    (end,) = await world.said(GenerationEnded)
+    assert (end.finish, end.num_tokens) == (GenerationFinish.REFUSED, 4)
+
+
+async def test_an_unreadable_generation_is_ended_for_its_call(world: World):
+    """Its subject says whose it is, and the call's subject which manager waits."""
+    await world.ready(by_itself=True)
+    (asked,) = [each for each in EXAMPLES if isinstance(each, CallRequested)]
+    await world.say(asked.model_copy(update={"run": RUN, "episode": "t-0-0", "call": "c1", "shard": 3}))
+    subject = f"sf.{RUN}.gen.rollout.0.t-0-0.c1"
+    await world.bus.publish(Message(subject=subject, payload=b"\xc1 rubbish", message_id="bad"))
+    await world.until_said(DeadLetter)
+
+    (end,) = await world.said(GenerationEnded)
+    assert (end.generation, end.shard, end.finish) == ("c1", 3, GenerationFinish.REFUSED)

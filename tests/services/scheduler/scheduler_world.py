@@ -136,7 +136,8 @@ class Agents:
             versions = (self.rng.randint(0, 1),)
             return EpisodeEvaluated(**common, reward=ended.reward, num_sampled=count, weights_versions=versions)
         seen = min(count, 4) if ended.status is EpisodeStatus.COMPLETED else 0
-        return SamplesReady(**common, reward=ended.reward, samples=(sample(seen),) if seen else (), num_sampled=count)
+        said = {"num_sampled": count, "num_undelivered": count - seen}
+        return SamplesReady(**common, reward=ended.reward, samples=(sample(seen),) if seen else (), **said)
 
 
 class Trainer:

@@ -50,8 +50,8 @@ def kinds(events: list[Event]) -> list[str]:
     return [type(event).__name__ for event in events]
 
 
-def ended(opened: EpisodeOpened, status: EpisodeStatus = EpisodeStatus.COMPLETED) -> EpisodeEnded:
-    reward = 1.0 if status is EpisodeStatus.COMPLETED else None
+def ended(opened: EpisodeOpened, status: EpisodeStatus = EpisodeStatus.COMPLETED, reward: float | None = 1.0) -> EpisodeEnded:
+    reward = reward if status is EpisodeStatus.COMPLETED else None
     return EpisodeEnded(run=RUN, episode=opened.episode, shard=opened.shard, origin=opened.origin, status=status, reward=reward)
 
 
@@ -274,14 +274,14 @@ def dropped(group: str, reason: str) -> GroupDropped:
     return GroupDropped(run=RUN, group=group, reason=reason)
 
 
-def run_of_drops(progress: Progress, count: int, reason: str, *, completed: bool) -> list[Event]:
+def run_of_drops(progress: Progress, count: int, reason: str, *, completed: bool, reward: float = 1.0) -> list[Event]:
     """Every group that is admitted ends and is dropped, at most ``count`` of them; returns what the last one led to."""
     said = told(progress, *tasks("t", 100), TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
     for _ in range(count):
         group = next(iter(progress.groups))
         for episode, origin_ in [each for each in progress.open_training.items() if each[1].group == group]:
             opened = EpisodeOpened.model_construct(episode=episode, origin=origin_, shard=0)
-            said = told(progress, ended(opened) if completed else failed(opened))
+            said = told(progress, ended(opened, reward=reward) if completed else failed(opened))
         said = told(progress, dropped(group, reason))
     return said
 
@@ -301,14 +301,61 @@ def test_a_run_whose_groups_all_fail_stops_and_says_what_failed():
     assert "EvaluationEnded" not in kinds(said) and said[-1] == RunEnded(run=RUN, reason=words, steps=0)
 
 
-def test_a_run_that_learns_nothing_from_any_group_stops_and_says_so():
-    """Rewards that are all equal, 20 * groups_per_step groups long: there would be no end of it."""
+def test_a_run_that_never_takes_a_step_stops_and_says_so():
+    """Rewards that are all 0, 20 * groups_per_step groups long: there would be no end of it."""
     progress = Progress(RUN, config(algorithm={"stop_after_dropped_groups": 6}))
-    assert "GroupAdmitted" in kinds(run_of_drops(progress, 5, "zero_variance", completed=True))
+    assert "GroupAdmitted" in kinds(run_of_drops(progress, 5, "zero_variance", completed=True, reward=0.0))
 
-    said = told(progress, dropped(next(iter(progress.groups)), "zero_variance"))
-    assert [type(event) for event in said] == [TrainingEndRequested]
+    said = run_of_drops(progress, 1, "zero_variance", completed=True, reward=0.0)
+    assert [type(event) for event in said] == [TrainingEndRequested] and not said[0].train_rest
     assert said[0].reason.startswith("stopped: the last 6 groups were dropped without a step (6 zero_variance)")
+
+
+STEP = StepTaken(run=RUN, step=1, line=1, weights_version=1, groups=(), metrics={})
+LINE = TrainerStarted(run=RUN, line=1, step=0, weights_version=0)
+
+
+@pytest.mark.parametrize(("steps", "reward"), [(1, 0.5), (0, 1.0)])
+def test_a_run_with_nothing_left_to_learn_ends_well(steps, reward):
+    """It took a step before, or all is solved from the start: what runs is finished, then the rest trained, the round held."""
+    limit = {"stop_after_dropped_groups": 6}
+    progress = Progress(RUN, config(algorithm=limit, evaluation={"before": False, "after": True}))
+    told(progress, task("e1", evaluation="after"), LINE, *[STEP] * steps)
+    assert "GroupAdmitted" in kinds(run_of_drops(progress, 5, "zero_variance", completed=True, reward=reward))
+
+    num_admitted = progress.admitted
+    while progress.num_unfinished:
+        assert progress.end_requested is None
+        run_of_drops(progress, 1, "zero_variance", completed=True, reward=reward)
+    assert progress.admitted == num_admitted > 6
+    assert progress.end_requested == TrainingEndRequested(run=RUN, reason="nothing_left_to_learn", train_rest=True)
+
+    after = told(progress, TrainingEnded(run=RUN, step=steps, weights_version=1))
+    assert kinds(after) == ["GroupAdmitted", "EpisodeOpened"]
+    last = told(progress, ended(after[1]), evaluated(after[1], 1.0))
+    assert last[-1] == RunEnded(run=RUN, reason="nothing_left_to_learn", steps=steps)
+
+
+def test_a_step_made_of_what_still_ran_lets_the_run_go_on():
+    """The last groups in flight were worth a step after all."""
+    progress = Progress(RUN, config(algorithm={"stop_after_dropped_groups": 6}))
+    told(progress, LINE, STEP)
+    run_of_drops(progress, 6, "zero_variance", completed=True)
+    assert progress.num_unfinished >= 2 and decide(progress) == []
+
+    step = StepTaken(run=RUN, step=2, line=1, weights_version=2, groups=tuple(progress.groups)[:2], metrics={})
+    assert "GroupAdmitted" in kinds(told(progress, step))
+
+
+@pytest.mark.parametrize("reason", ["failed", "stale"])
+def test_groups_lost_for_other_reasons_are_no_success_even_after_a_step(reason):
+    """Agents that fail now and then, or samples that always come too late: the run did not end because all was learned."""
+    progress = Progress(RUN, config(algorithm={"stop_after_dropped_groups": 6, "stop_after_failed_groups": 99}))
+    told(progress, LINE, STEP)
+
+    said = run_of_drops(progress, 6, reason, completed=True)
+    assert [type(event) for event in said] == [TrainingEndRequested] and not said[0].train_rest
+    assert f"6 {reason}" in said[0].reason
 
 
 def test_a_success_or_a_step_starts_the_count_of_failures_again():
@@ -365,18 +412,22 @@ def test_a_closed_group_opens_no_further_attempt():
     num_held_out=st.integers(0, 3),
     failing=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
     stops=st.booleans(),
+    most_dropped=st.sampled_from([None, 2]),
 )
-def test_every_run_ends_in_order_whatever_dies(seed, num_tasks, num_held_out, failing, stops):
+def test_every_run_ends_in_order_whatever_dies(seed, num_tasks, num_held_out, failing, stops, most_dropped):
     """Scheduler and trainer die anywhere, events come twice: the bound holds, the run ends, the ledger balances at 0."""
-    World(Random(seed), num_tasks, num_held_out, failing, stops).play()
+    World(Random(seed), num_tasks, num_held_out, failing, stops, most_dropped).play()
 
 
 class World:
     """Scheduler, agents and trainer over one journal; a random source decides who acts next and who dies."""
 
-    def __init__(self, rng: Random, num_tasks: int, num_held_out: int, failing: float, stops: bool) -> None:
+    def __init__(
+        self, rng: Random, num_tasks: int, num_held_out: int, failing: float, stops: bool, most_dropped: int | None
+    ) -> None:
         self.rng, self.stops = rng, stops
-        self.config = config(evaluation={"before": True, "after": True}, fleet={"max_attempts": 2})
+        algorithm = {"stop_after_dropped_groups": most_dropped}
+        self.config = config(evaluation={"before": True, "after": True}, fleet={"max_attempts": 2}, algorithm=algorithm)
         self.journal = Journal()
         self.agents = Agents(self.config, rng, failing=failing)
         self.trainer = Trainer(self.config, rng)

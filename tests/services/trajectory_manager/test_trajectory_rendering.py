@@ -168,3 +168,15 @@ def test_a_known_family_uses_the_package(qwen: Any):
     assert suffix is not None
     assert words.decode(suffix).startswith("\n<|im_start|>user\n<tool_response>\n7\n</tool_response>")
     assert under_test.stop_token_ids
+
+
+def test_a_turn_that_the_package_cannot_parse_is_kept_as_text(qwen: Any, monkeypatch: pytest.MonkeyPatch):
+    """It promises to parse whatever is sampled, and we do not rely on it."""
+    under_test, words = qwen
+
+    def fails(*_: object, **__: object) -> None:
+        raise IndexError("no such block")
+
+    monkeypatch.setattr(under_test._renderer, "parse_response", fails)
+    parsed = under_test.parse(words.encode("it is 7 <tool_call>{<|im_end|>"), [CALC])
+    assert (parsed.content, parsed.tool_calls) == ("it is 7 <tool_call>{", ())

@@ -14,12 +14,14 @@ from seamlessflow.contracts import (
     CallAnswered,
     DeadLetter,
     EpisodeEvaluated,
+    EpisodeStatus,
     GenerationRequested,
     Lease,
     RunStopRequested,
     SamplesReady,
 )
 from seamlessflow.contracts.routes import CONTROL_STREAM, control_streams, journal, subject_filter
+from seamlessflow.errors import BadInput
 from seamlessflow.runtime import read_lease
 from seamlessflow.weights import model_path, publish_folder
 from services.trajectory_manager.comparison import replay
@@ -176,6 +178,53 @@ async def test_rubbish_is_dead_lettered_and_the_service_goes_on(world: World):
     letter = await world.found(DeadLetter)
     assert (letter.subject, letter.service) == (subject, "trajectory-manager")
     assert (await world.turn([user("again")], "fine")).message["content"] == "fine"
+
+
+async def test_a_buried_call_is_answered_with_an_error(world: World):
+    """Nobody waits for its deadline, though the call could not even be read."""
+    await world.start_manager()
+    subject = f"sf.{RUN}.call.0.{world.agent.episode}.bad"
+    await world.bus.publish(Message(subject=subject, payload=b"\xc1 rubbish", message_id="bad"))
+    error = (await world.answer("bad")).error
+    assert error is not None and (error.status, error.code) == (500, "call_refused")
+
+
+async def test_a_journal_with_a_buried_call_is_folded_by_the_next_manager(world: World, monkeypatch: pytest.MonkeyPatch):
+    """It says what was said, and the episode goes on."""
+    monkeypatch.setattr("seamlessflow.runtime.inbox.RETRY_SECONDS", 0.01)
+    old = await world.start_manager()
+    await world.turn([user("p")], "first")
+    bad = world.agent.asks([user("q")], tools=[CALC])
+    assert bad.tools is not None
+    bad = bad.model_copy(update={"unseen": {**bad.unseen, bad.tools: {"no": "tools"}}})
+    await world.speaker.say(bad)
+    error = (await world.answer(bad.call)).error
+    assert error is not None and (error.status, error.code) == (500, "call_refused")
+    await world.queue_is_empty()
+    assert "KeyError" in (await world.found(DeadLetter)).reason
+    await old.kill()
+    await world.start_manager()
+    assert (await world.turn([user("r")], "fine")).message["content"] == "fine"
+    await world.speaker.say(world.agent.ends(num_calls=3))
+    assert len((await world.found(SamplesReady)).samples) == 2
+    await world.queue_is_empty()
+    assert await no_difference(world) == 6
+
+
+async def test_a_buried_end_is_an_episode_without_samples(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Its group can end; what was sampled is still counted."""
+
+    def fails(*_: object) -> None:
+        raise BadInput("no samples can be made of it")
+
+    await world.start_manager()
+    await world.turn([user("q")], "seven")
+    monkeypatch.setattr("services.trajectory_manager.manager.samples_of", fails)
+    await world.speaker.say(world.agent.ends(num_calls=1))
+    ready = await world.found(SamplesReady)
+    assert (ready.status, ready.reward, ready.samples) == (EpisodeStatus.COMPLETED, 1.0, ())
+    assert (ready.num_sampled, ready.num_undelivered) == (6, 6)
+    assert "no samples can be made" in (await world.found(DeadLetter)).reason
 
 
 async def test_it_waits_for_lease_run_and_model_and_says_so(tmp_path: Path):
