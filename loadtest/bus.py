@@ -22,8 +22,8 @@ from seamlessflow.bus.base import ConsumerSpec, Delivery, Message, StreamSpec, S
 from seamlessflow.bus.jetstream import JetStreamBus, connect
 from seamlessflow.bus.server import EmbeddedServer
 
-JOURNAL, QUEUE, CONSUMER, SUBJECT = "J_load", "Q_load", "c", "sf.load.hop"
-FLOOR_SUBJECT = "sf.floor"
+JOURNAL, QUEUE, CONSUMER, SUBJECT = "J_load", "Q_load", "c", "bench.hop"
+FLOOR_SUBJECT = "floor"
 REFERENCE = "core request"
 TIMEOUT_SECONDS = 30.0
 
@@ -89,7 +89,7 @@ class Hop:
     @classmethod
     async def open(cls, url: str) -> Hop:
         hop = cls(await connect(url, name="sender"), await connect(url, name="receiver"))
-        await hop._sender.ensure_stream(StreamSpec(JOURNAL, subjects=("sf.load.>",)))
+        await hop._sender.ensure_stream(StreamSpec(JOURNAL, subjects=("bench.>",)))
         await hop._sender.ensure_stream(StreamSpec(QUEUE, source=JOURNAL, source_filters=(SUBJECT,)))
         await hop._sender.ensure_consumer(ConsumerSpec(QUEUE, CONSUMER, (SUBJECT,)))
         hop._subscription = await hop._receiver.consume(QUEUE, CONSUMER, hop._on_delivery, credit=16)
