@@ -6,13 +6,14 @@ says       TrainerStarted, BatchReady, StepTaken, WeightsPublished, GroupTrained
 remembers  checkpoints in the store (model, optimiser, what they consumed); everything else it folds from the journal
            and from samples that are not acknowledged yet
 promises   a group is closed exactly once; samples are acknowledged only when their group is closed; a version number is
-           never used twice; only what a durable checkpoint holds counts as committed; killed at any line, it goes on
+           never used twice; only what a durable checkpoint holds counts as committed; killed at any line, it goes on;
+           SIGTERM keeps the steps that were taken (a checkpoint, within ten seconds, else as killed)
 waits for  a lease that makes it a run's trainer; complete groups; the device, while the lease's role is train
 
     service   leases ─▶ one Training            training      a run from joining to TrainingEnded
-    intake    deliveries ─▶ groups              step_metrics  figures of a step, for StepTaken
+    intake    deliveries ─▶ groups              stepping      groups ─▶ BatchReady, a step, StepTaken
     commits   checkpoint ─▶ GroupTrained, StepsCommitted, acknowledgements
-    pure      groups · batches · ages · correction · packing · algorithms/
+    pure      groups · batches · correction · packing · standing · step_metrics · algorithms/
     torch     learner · microbatches · precision · loading · tensorfiles
     store     checkpoints · publishing
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from seamlessflow.blobs import Store
 from seamlessflow.contracts import GroupTrained
 from seamlessflow.contracts.base import LENIENT
+from seamlessflow.errors import Unavailable
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, remove_folder
 
 from .tensorfiles import safetensors_chunks
@@ -59,8 +60,11 @@ class CheckpointStore:
         """Below the store."""
         return f"{self._folder}/{step:08d}"
 
-    def write(self, checkpoint: Checkpoint, tensors: Snapshot) -> None:
-        """Durable when it returns. Writing the same step again replaces it."""
+    def write(self, checkpoint: Checkpoint, tensors: Snapshot, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Durable when it returns. Writing the same step again replaces it.
+
+        Raises Unavailable when ``should_stop`` turned true in the middle; then there is no such checkpoint.
+        """
         facts = {
             "step": checkpoint.step,
             "line": checkpoint.line,
@@ -68,8 +72,8 @@ class CheckpointStore:
         }
         self._store.remove(f"{self.path(checkpoint.step)}/{MANIFEST}")
         files = {
-            WEIGHTS_FILE: safetensors_chunks(tensors.weights),
-            OPTIMIZER_FILE: safetensors_chunks(tensors.optimizer_state),
+            WEIGHTS_FILE: _until(should_stop, safetensors_chunks(tensors.weights)),
+            OPTIMIZER_FILE: _until(should_stop, safetensors_chunks(tensors.optimizer_state)),
         }
         publish_folder(self._store, self.path(checkpoint.step), files, facts)
 
@@ -99,3 +103,10 @@ class CheckpointStore:
         for name in names:
             if len(complete) > keep and name < complete[-keep]:
                 remove_folder(self._store, f"{self._folder}/{name}")
+
+
+def _until(should_stop: Callable[[], bool], chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    for chunk in chunks:
+        if should_stop():
+            raise Unavailable("the checkpoint was given up on request; nothing of it counts")
+        yield chunk

@@ -3,12 +3,14 @@
     step taken ─▶ copy ─▶ written beside further steps ─▶ GroupTrained… ─▶ StepsCommitted ─▶ samples acknowledged
                                           └── killed here: the next start finds the checkpoint and says it all again
 
-One checkpoint is written at a time; a second one waits for the first.
+One checkpoint is written at a time; a second one waits for the first. A learner is copied only while it stands exactly at
+the step (``standing``), so the caller waits for the copy before it goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 
@@ -36,6 +38,7 @@ class Commits:
         self._line, self._keep = line, keep
         self._trained: list[GroupTrained] = []
         self._writing: asyncio.Task[None] | None = None
+        self._given_up = threading.Event()
         self.committed_step = committed_step
 
     def add(self, batch: TrainingBatch, step: int) -> None:
@@ -51,6 +54,10 @@ class Commits:
         self._trained = []
         self._writing = tasks.create_task(self._commit(checkpoint, copied, intake))
 
+    def give_up(self) -> None:
+        """A checkpoint being written is left without its manifest, as by a kill. Cancel whoever waits for it then."""
+        self._given_up.set()
+
     async def settle(self) -> None:
         """Wait for the checkpoint being written, if one is."""
         if self._writing is not None:
@@ -59,7 +66,7 @@ class Commits:
 
     async def _commit(self, checkpoint: Checkpoint, copied: Snapshot, intake: Intake) -> None:
         started = time.monotonic()
-        await patiently("checkpoint.write", self._store.write, checkpoint, copied)
+        await patiently("checkpoint.write", self._store.write, checkpoint, copied, self._given_up.is_set)
         log.info("checkpoint.durable", step=checkpoint.step, took_seconds=round(time.monotonic() - started, 2))
         await say_committed(self._speaker, self._run, self._store.path(checkpoint.step), checkpoint)
         self.committed_step = checkpoint.step

@@ -14,7 +14,8 @@ import structlog
 
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import GroupDropped, GroupTrained, TrainerStarted, WeightsPublished
-from seamlessflow.contracts.routes import journal, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.streams import journal
 from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context

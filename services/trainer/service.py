@@ -15,6 +15,10 @@ from .training import Training
 
 log = structlog.get_logger()
 
+FINISH_SECONDS = 10.0
+"""How long an orderly end may take to commit what was learned. Supervisors kill after 15 s or more; what was not committed
+by then is done again, as after a kill."""
+
 
 class Trainer:
     """One process: at most one run at a time. Joins the run of a lease that says ``trainer``, whatever its role."""
@@ -33,7 +37,7 @@ class Trainer:
         try:
             await self._context.until_stopped(watch.run(), self._until_broken())
         finally:
-            await self._leave()
+            await self._leave(finish=self._context.stopping.is_set())
 
     async def _until_broken(self) -> None:
         await self._broken
@@ -55,10 +59,15 @@ class Trainer:
         if not task.cancelled() and (failure := task.exception()) is not None and not self._broken.done():
             self._broken.set_exception(failure)
 
-    async def _leave(self) -> None:
-        """Give up a step in progress (nothing of it was said), hand the samples back, release the device."""
+    async def _leave(self, *, finish: bool = False) -> None:
+        """Hand the samples back and release the device. ``finish``: commit the steps that were taken first.
+
+        Not so when a lease sends us away: the run's next trainer may have begun its line at the last checkpoint already.
+        """
         if self._training is not None and self._task is not None:
-            self._training.abandon.set()
+            if finish and self._training.finish():
+                await asyncio.wait([self._task], timeout=FINISH_SECONDS)
+            self._training.give_up()
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             log.info("training.left", run=self._training.run_name)

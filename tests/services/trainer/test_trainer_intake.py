@@ -20,7 +20,7 @@ from seamlessflow.contracts import (
     SamplesReady,
     TrainingEndRequested,
 )
-from seamlessflow.contracts.routes import subject_of
+from seamlessflow.contracts.addresses import subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
 from services.trainer.groups import GroupBook
 from services.trainer.intake import Intake

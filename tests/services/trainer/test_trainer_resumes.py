@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from trainer_world import RUN, World, by_index
+from trainer_accounts import check_accounts, feed, on_subject, until_all_is_acknowledged
+from trainer_world import RUN, World
 
-from seamlessflow.bus.base import Message
 from seamlessflow.contracts import (
-    GroupTrained,
     Role,
     RunStopRequested,
     StepsCommitted,
@@ -22,23 +20,11 @@ from seamlessflow.contracts import (
     TrainingEnded,
     WeightsPublished,
 )
-from seamlessflow.contracts.routes import CONTROL_STREAM, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.routes import CONTROL_STREAM
 
 MakeWorld = Callable[..., Awaitable[World]]
 NUM_STEPS = 5
-
-
-def on_subject(ending: str, occurrence: int = 1) -> Callable[[Message], bool]:
-    """True at the n-th message whose subject ends so."""
-    seen = Counter[str]()
-
-    def matches(message: Message) -> bool:
-        if message.subject.endswith(ending):
-            seen[ending] += 1
-            return seen[ending] == occurrence
-        return False
-
-    return matches
 
 
 LINES = [
@@ -71,42 +57,9 @@ async def test_killed_anywhere_it_goes_on(ending: str, occurrence: int, after_st
         await asyncio.wait_for(bus.died.wait(), 30)
     async with world.trainer():
         await world.hears(TrainingEnded)
-        async with asyncio.timeout(10):
-            while await world.queued():
-                await asyncio.sleep(0.02)
+        await until_all_is_acknowledged(world)
     await feeder
-    await check_accounts(world, groups)
-
-
-async def feed(world: World, groups: list[str]) -> None:
-    """All groups, by the first weights there are."""
-    await world.hears(WeightsPublished)
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                policy = await world.policy()
-                break
-            except AssertionError:  # published, and not yet the head
-                await asyncio.sleep(0.02)
-    for group in groups:
-        await world.answer(group, by_index(), policy=policy)
-
-
-async def check_accounts(world: World, groups: list[str]) -> None:
-    trained = await world.heard(GroupTrained)
-    assert sorted(g.group for g in trained) == sorted(groups)
-    assert Counter(g.step for g in trained) == dict.fromkeys(range(1, NUM_STEPS + 1), 2)
-    committed = {group for c in await world.heard(StepsCommitted) for group in c.groups}
-    assert committed == set(groups)
-    versions = [(p.weights_version, p.step) for p in await world.heard(WeightsPublished)]
-    assert [version for version, _ in versions] == list(range(len(versions)))
-    assert versions[-1][1] == NUM_STEPS
-    assert (await world.head()).weights_version == versions[-1][0]
-    lines = [s.line for s in await world.heard(TrainerStarted)]
-    assert lines == list(range(1, len(lines) + 1))
-    survived = {s.step: s for s in await world.heard(StepTaken)}  # the last taken of each number
-    assert {g.group for g in trained} == {group for s in survived.values() for group in s.groups}
-    assert all(g.group in survived[g.step].groups for g in trained)
+    await check_accounts(world, groups, num_steps=NUM_STEPS)
 
 
 async def test_a_resumed_line_goes_back_to_the_checkpoint(make_world: MakeWorld) -> None:

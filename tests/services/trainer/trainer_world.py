@@ -37,16 +37,8 @@ from seamlessflow.contracts import (
     Service,
     WeightsHead,
 )
-from seamlessflow.contracts.routes import (
-    LEASES_BUCKET,
-    WEIGHTS_BUCKET,
-    consumer_name,
-    control_streams,
-    journal,
-    queue_stream,
-    run_consumers,
-    run_streams,
-)
+from seamlessflow.contracts.routes import LEASES_BUCKET, WEIGHTS_BUCKET
+from seamlessflow.contracts.streams import consumer_name, control_streams, journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.weights import WEIGHTS_FILE

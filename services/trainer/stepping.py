@@ -1,0 +1,164 @@
+"""One line's steps, one at a time: wait for groups, say them ready, wait for the device, learn, publish, say the step.
+
+A batch that cannot be learned from (not finite, or from another line) stops the run with a reason; the weights stay as
+they were before it, and no further step begins. Asked to ``stop``, no further step begins either: one in progress is
+given up between two micro-batches, or published and said when it is past the last of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+from seamlessflow.contracts import BatchReady, DropReason, StepTaken
+from seamlessflow.errors import BadInput
+from seamlessflow.run_config import RunConfig
+from seamlessflow.runtime import Context
+
+from .batches import TrainingBatch, is_stale, make_batch
+from .commits import Commits
+from .device_turn import DeviceTurn
+from .groups import Group
+from .intake import Intake
+from .joining import Joined
+from .learner import Abandoned, NotFinite, StepFigures, learning_rate_at
+from .saying import cannot_go_on, say_state
+from .standing import Standing
+from .step_metrics import StepTimes, step_metrics
+from .threads import in_thread
+
+log = structlog.get_logger()
+
+SHOWN = ("reward", "loss", "grad_norm", "logprob_gap", "trained_tokens", "seconds_wait", "seconds_train")
+"""Metrics in the log line of a step; StepTaken has them all."""
+
+
+class Stepping:
+    """``standing``: where the learner is. ``commits`` is told what each step trained."""
+
+    def __init__(
+        self,
+        context: Context,
+        run: str,
+        config: RunConfig,
+        joined: Joined,
+        intake: Intake,
+        commits: Commits,
+        device: DeviceTurn,
+    ) -> None:
+        self._context, self._run, self._config, self._device = context, run, config, device
+        self._joined, self._intake, self._commits = joined, intake, commits
+        self._stopped = threading.Event()
+        self._failed = False
+        self._last_step_at = time.monotonic()
+        self.standing = Standing(joined.step)
+
+    def stop(self) -> None:
+        """No further step begins; one in progress ends soon, either way. Idempotent."""
+        self._stopped.set()
+        self._intake.stop_now.set()
+        self._intake.news.set()
+
+    async def next_groups(self) -> list[Group]:
+        """The groups of the next step, taken from the book; empty when there will be no further step."""
+        say_state(self._context, self._run, f"waiting for groups for step {self.standing.step + 1}")
+        intake, wanted = self._intake, self._config.algorithm.groups_per_step
+        while True:
+            intake.news.clear()
+            if self._stopped.is_set() or (intake.end is not None and (self._failed or not intake.end.train_rest)):
+                return []
+            ready = [] if self._failed else await self._fresh()
+            if len(ready) >= wanted or intake.end is not None:
+                intake.book.take(ready[:wanted])
+                return ready[:wanted]
+            await intake.news.wait()
+
+    async def _fresh(self) -> list[Group]:
+        """Ready groups, after dropping those of which every token is too old."""
+        bound, book, step = self._config.algorithm.max_staleness, self._intake.book, self.standing.step
+        try:
+            stale = [g.group for g in book.ready if is_stale(g, self._joined.steps, step, max_staleness=bound)]
+        except BadInput as wrong:
+            await self._fail(str(wrong))
+            return []
+        await self._intake.drop(stale, DropReason.STALE)
+        return book.ready
+
+    async def take(self, groups: list[Group]) -> bool:
+        """One step on some groups. False: it did not happen, and its groups are as before."""
+        try:
+            version = self._joined.publisher.weights_version
+            batch = make_batch(groups, self._joined.steps, self.standing.step, version, self._config.algorithm)
+            done = await self._take(batch)
+        except (BadInput, NotFinite, ValueError) as wrong:
+            if self.standing.exact is None:
+                raise  # learned and not published: only the next line knows where it stands
+            await self._fail(str(wrong))
+            done = False
+        if not done:
+            self._intake.book.put_back(groups)
+        return done
+
+    async def _take(self, batch: TrainingBatch) -> bool:
+        step = self.standing.step + 1
+        num_groups, num_tokens = len(batch.groups), len(batch.ages)
+        await self._context.speaker.say(
+            BatchReady(run=self._run, step=step, line=self._joined.line, num_groups=num_groups, num_tokens=num_tokens)
+        )
+        say_state(self._context, self._run, f"waiting for the device for step {step}")
+        async with self._device.held(self._intake.stop_now) as ours:
+            done = ours and await self._learn(batch, step)
+        await in_thread(self._joined.publisher.collect)
+        return done
+
+    async def _learn(self, batch: TrainingBatch, step: int) -> bool:
+        """False: it was given up."""
+        say_state(self._context, self._run, f"taking step {step}")
+        began, rate, learner = time.monotonic(), learning_rate_at(step, self._config.algorithm), self._joined.learner
+        self.standing.begin()
+        try:
+            figures = await in_thread(learner.train, batch, learning_rate=rate, should_stop=self._stopped.is_set)
+        except Abandoned:
+            self.standing.undone()
+            log.info("step.given_up", step=step)
+            return False
+        except (BadInput, NotFinite, ValueError):
+            self.standing.undone()
+            raise
+        learned = time.monotonic()
+        published = await self._joined.publisher.publish(learner.weights(), step=step, epoch=self._device.epoch)
+        times = StepTimes(began - self._last_step_at, learned - began, time.monotonic() - learned)
+        await self._say_step(batch, step, figures, times, rate, published.weights_version)
+        self._commits.add(batch, step)
+        self.standing.taken()
+        self._last_step_at = time.monotonic()
+        return True
+
+    async def _say_step(
+        self,
+        batch: TrainingBatch,
+        step: int,
+        figures: StepFigures,
+        times: StepTimes,
+        learning_rate: float,
+        weights_version: int,
+    ) -> None:
+        dropped, self._intake.judged_rewards = self._intake.judged_rewards, []
+        metrics = step_metrics(batch, figures, times, learning_rate=learning_rate, dropped_rewards=dropped)
+        await self._context.speaker.say(
+            StepTaken(
+                run=self._run,
+                step=step,
+                line=self._joined.line,
+                weights_version=weights_version,
+                groups=tuple(group.group for group in batch.groups),
+                metrics=metrics,
+            )
+        )
+        log.info("step.taken", step=step, **{name: round(metrics[name], 4) for name in SHOWN if name in metrics})
+
+    async def _fail(self, reason: str) -> None:
+        self._failed = True
+        await cannot_go_on(self._context, self._run, reason)
