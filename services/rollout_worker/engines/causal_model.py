@@ -6,7 +6,7 @@ Everything that depends on the transformers version is in this file. Needs 5.19 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from seamlessflow.errors import BadInput
+from services.rollout_worker.engines import row_attention
+from services.rollout_worker.engines.row_attention import New
 from services.rollout_worker.engines.row_cache import RowCache
 
 
@@ -34,8 +36,11 @@ class CausalModel:
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     @classmethod
-    def load(cls, model_dir: Path, *, dtype: str) -> CausalModel:
-        """Read config.json and safetensors. Raises BadInput for a folder or an architecture that cannot be served."""
+    def load(cls, model_dir: Path, *, dtype: str, attention: str = row_attention.NAME) -> CausalModel:
+        """Read config.json and safetensors. Raises BadInput for a folder or an architecture that cannot be served.
+
+        ``attention``: how transformers computes it; only with row attention can ``logits`` be called.
+        """
         from transformers import AutoConfig, AutoModelForCausalLM
 
         if not (model_dir / "config.json").is_file():
@@ -44,8 +49,9 @@ class CausalModel:
         kinds = set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
             raise BadInput(f"{model_dir.name} has layers of the kinds {sorted(kinds)}; this engine serves full attention only.")
+        row_attention.register()
         model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+            model_dir, dtype=getattr(torch, dtype), attn_implementation=attention, local_files_only=True
         )
         return cls(model)
 
@@ -65,20 +71,19 @@ class CausalModel:
             dtype=self.dtype,
         )
 
-    def last_logits(self, ids_BQ: Tensor, positions_BQ: Tensor, mask: Tensor, cache: RowCache) -> Tensor:
-        """Run the model over Q new tokens per row; logits [B, V] after the last column."""
-        # An index, not the number 1: a slice would leave strided states, whose product with lm_head is 20 times slower.
-        last = torch.tensor([ids_BQ.shape[1] - 1])
+    def logits(self, ids: Sequence[int], lasts: Sequence[int], news: Sequence[New], cache: RowCache) -> Tensor:
+        """Run the model over a line of new tokens, ``news[row]`` of each row; logits [B, V] after the tokens at ``lasts``."""
+        positions_1N, bands = cache.aim(news)
         output = self._model(
-            input_ids=ids_BQ,
-            position_ids=positions_BQ,
-            attention_mask=mask,
+            input_ids=torch.tensor([ids]),
+            position_ids=positions_1N,
             use_cache=True,
-            logits_to_keep=last,
+            logits_to_keep=torch.tensor(lasts, dtype=torch.long),
+            bands=bands,
             **{self._cache_argument: cache},
         )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        logits_BV: Tensor = output.logits[0]
+        return logits_BV
 
     @torch.no_grad()
     def overwrite(self, tensors: Mapping[str, object]) -> None:

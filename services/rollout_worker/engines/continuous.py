@@ -13,18 +13,17 @@ On a CPU ``transformers_engine`` is faster (docs/adr/0004-engine-loop.md has the
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams, check_request
+from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
 from services.rollout_worker.engines.causal_model import CausalModel
+from services.rollout_worker.engines.front import ALREADY_RUNNING, NOT_RUNNING, died_of
 from services.rollout_worker.engines.manager_control import ManagerControl
-from services.rollout_worker.engines.outbox import Outbox
+from services.rollout_worker.engines.model_front import ModelFront
 from services.rollout_worker.engines.paged_manager import LoopRouter, OwnDraws, make_manager
 
 
@@ -45,51 +44,23 @@ class _Serving:
     control: ManagerControl
 
 
-class ContinuousBatchingEngine:
-    """Implements ``Engine``; see there for the promises. Parameters are those of ``TransformersEngine``.
+class ContinuousBatchingEngine(ModelFront):
+    """Implements ``Engine``; see there for the promises, and ``ModelFront`` for the parameters.
 
     Weights load in place, and running requests keep their caches over ``load_weights``. New requests share no
     prefixes, whatever weights computed them. ``sleep`` frees nothing: the manager keeps its cache as long as it runs.
     """
 
-    def __init__(
-        self,
-        *,
-        dtype: str = "bfloat16",
-        num_slots: int = 64,
-        max_context_tokens: int = 2048,
-        num_threads: int | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self._dtype = dtype
-        self._num_slots = num_slots
-        self._max_context_tokens = max_context_tokens
-        self._num_threads = num_threads
-        self._engine_stream = random.Random(seed)  # noqa: S311 - sampling, not secrets
-        self._weights_version = 0
-        self._serving: _Serving | None = None
-        self._failure: str | None = None
-        self._outbox = Outbox()
-        self._open: dict[int, _Open] = {}
-        """By ticket, which is also the request's id for the manager."""
-
-    @property
-    def weights_version(self) -> int:
-        return self._weights_version
-
-    @property
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    def max_context_tokens(self) -> int:
-        return self._max_context_tokens
+    _serving: _Serving | None = None
+    _failure: str | None = None
+    _open: dict[int, _Open]
+    """By ticket, which is also the request's id for the manager."""
 
     async def start(self, model_dir: Path, *, weights_version: int) -> None:
         if self._serving is not None:
-            raise EngineError("The engine is already running; stop it first.")
-        model = await asyncio.to_thread(self._load, model_dir)
-        self._max_context_tokens = min(self._max_context_tokens, model.max_positions)
+            raise EngineError(ALREADY_RUNNING)
+        model = await self._load(model_dir, attention="sdpa")
+        self._open = {}
         manager = make_manager(
             model.module,
             OwnDraws(self._engine_stream),
@@ -117,17 +88,13 @@ class ContinuousBatchingEngine:
 
     async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> AsyncIterator[Chunk]:
         serving = self._alive()
-        vocab_size, context = serving.model.vocab_size, self._max_context_tokens
-        check_request(prompt_ids, params, max_context_tokens=context, vocab_size=vocab_size)
-        if self._outbox.ticket_of(request_id) is not None:
-            raise BadInput(f"Request {request_id} is already running; ids must be unique among running requests.")
-        ticket, box = self._outbox.open(request_id)
+        ticket, box = self._admit(request_id, prompt_ids, params, vocab_size=serving.model.vocab_size)
         self._open[ticket] = _Open(params.stop_token_ids)
         try:
             serving.manager.add_request(
                 prompt_ids,
                 request_id=str(ticket),
-                max_new_tokens=min(params.max_tokens, context - len(prompt_ids)),
+                max_new_tokens=min(params.max_tokens, self._max_context_tokens - len(prompt_ids)),
                 streaming=True,
                 eos_token_id=list(params.stop_token_ids),
                 sampling=params,
@@ -166,25 +133,12 @@ class ContinuousBatchingEngine:
 
         await serving.control.while_paused(overwrite)
 
-    async def sleep(self) -> None:
-        await self.pause()
-
-    async def wake(self) -> None:
-        await self.resume()
-
-    def _load(self, model_dir: Path) -> CausalModel:
-        import torch
-
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
-        return CausalModel.load(model_dir, dtype=self._dtype)
-
     def _alive(self) -> _Serving:
         if self._serving is None:
-            raise EngineError("The engine is not running; start it first.")
+            raise EngineError(NOT_RUNNING)
         status = self._serving.manager.background_thread_status
         if self._failure is not None or status.can_accept_new_requests() is not None:
-            raise EngineError(f"The engine died of {self._failure or status.fatal_error!r}. Stop and start it.")
+            raise died_of(self._failure or status.fatal_error)
         return self._serving
 
     def _on_outputs(self, outputs: list[Any]) -> None:

@@ -1,8 +1,9 @@
 """Continuous batching on one transformers model: sequences join and leave between any two tokens.
 
-``step`` is one forward pass and one token for each sequence in it: a *prefill* for sequences that wait and find a free
-row, otherwise a *decode* of all rows. It is plain synchronous torch code for one thread; ``transformers_engine`` gives
-it a thread and an asyncio face.
+``step`` is one forward pass over a line of new tokens: one of each sequence that decodes, and as many prompt tokens of
+those that just came as the pass has room for. A pass reads all weights once, whatever it computes, so prompts travel
+with the decoding rather than in passes of their own. It is plain synchronous torch code for one thread;
+``transformers_engine`` gives it a thread and an asyncio face.
 
 Why not ``model.init_continuous_batching``: on a CPU its attention spans all requests at once and masks the others
 away, so a step costs the square of the streams, and it cannot share prefixes across new weights. It is an engine of
@@ -12,7 +13,6 @@ its own (``continuous``); docs/adr/0004-engine-loop.md compares them, ``./task l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,16 @@ from torch import Tensor
 from services.rollout_worker.engines.base import Finish, SamplingParams
 from services.rollout_worker.engines.causal_model import CausalModel
 from services.rollout_worker.engines.draws import Draws
-from services.rollout_worker.engines.row_cache import RowCache
+from services.rollout_worker.engines.row_attention import New
+from services.rollout_worker.engines.row_cache import RowCache, shared_prefix_length
 from services.rollout_worker.engines.sampling import draw
 
-MAX_PREFILL_TOKENS = 1024
-"""Tokens of one prefill pass, padding included: more would delay interrupts, fewer would waste the matrix units."""
+MAX_PASS_TOKENS = 256
+"""Tokens of one pass: more would delay interrupts and updates, fewer would waste what reading the weights costs."""
+WORTH_WAITING = 16
+"""A sequence waits for the next pass when that saves it this many tokens, which a sequence of this pass computes now."""
+ROWS_PER_SLOT = 2
+"""Rows of the cache for each sequence that runs: the others keep finished ones for those that start alike."""
 
 
 @dataclass(slots=True)
@@ -53,9 +58,9 @@ class Sampled:
 class DecodeBatch:
     """The sequences being decoded, those waiting for a row, and the cache they share."""
 
-    def __init__(self, model: CausalModel, *, num_rows: int, max_tokens: int) -> None:
+    def __init__(self, model: CausalModel, *, num_slots: int, max_tokens: int) -> None:
         self._model = model
-        self._num_rows = num_rows
+        self._num_slots = num_slots
         self._max_tokens = max_tokens
         self._cache: RowCache | None = None
         self._running: list[Sequence] = []
@@ -92,76 +97,71 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Sampled]:
-        """One forward pass; what it sampled, one token for each sequence in it. Empty when there is nothing to do."""
-        first_new = len(self._running)
-        if self._waiting and first_new < self._num_rows:
-            return self._sample(first_new, self._prefill(first_new))
-        if self._running:
-            return self._sample(0, self._decode())
-        return []
+        """One forward pass; what it sampled, at most a token for each sequence. Empty: nothing to do, or a prompt half read."""
+        self._admit()
+        if not self._running:
+            return []
+        rows, logits_BV = self._forward(self._share())
+        return self._sample(rows, logits_BV) if rows else []
 
     def _rows(self) -> RowCache:
         if self._cache is None:
-            self._cache = self._model.make_cache(num_rows=self._num_rows, max_tokens=self._max_tokens)
+            self._cache = self._model.make_cache(num_rows=self._num_slots * ROWS_PER_SLOT, max_tokens=self._max_tokens)
         return self._cache
 
-    def _decode(self) -> Tensor:
-        cache, num_rows = self._rows(), len(self._running)
-        ids_B1 = torch.tensor([[s.token_ids[-1]] for s in self._running])
-        positions_B1 = torch.tensor([[len(s.token_ids) - 1] for s in self._running])
-        mask = cache.aim(slice(0, num_rows), positions_B1, None)
-        logits_BV = self._model.last_logits(ids_B1, positions_B1, mask, cache)
-        self._record(0)
-        return logits_BV
-
-    def _prefill(self, first_row: int) -> Tensor:
-        """Open rows for waiting sequences and compute what no row holds yet; logits after each one's last token."""
-        cache = self._rows()
-        suffixes: list[list[int]] = []
-        starts: list[int] = []
-        for sequence in self._admit(first_row, suffixes):
-            start = cache.open_row(len(self._running), sequence.token_ids)
-            self._running.append(sequence)
-            starts.append(start)
-            suffixes.append(sequence.token_ids[start:])
-        ids_BP, positions_BP, valid_BP = _align_ends(suffixes, starts)
-        window = slice(first_row, len(self._running))
-        logits_BV = torch.empty(0)
-        width = max(1, MAX_PREFILL_TOKENS // len(suffixes))
-        for begin in range(0, ids_BP.shape[1], width):
-            columns = slice(begin, begin + width)
-            positions_BQ = positions_BP[:, columns]
-            mask = cache.aim(window, positions_BQ, valid_BP[:, columns])
-            logits_BV = self._model.last_logits(ids_BP[:, columns], positions_BQ, mask, cache)
-        self._record(first_row)
-        return logits_BV
-
-    def _admit(self, first_row: int, suffixes: list[list[int]]) -> Iterator[Sequence]:
-        """Waiting sequences for one prefill. A twin of one of them waits for the next pass: it then costs one token."""
-        seen: set[tuple[int, ...]] = set()
-        passed_over: list[Sequence] = []
-        while self._waiting and len(self._running) < self._num_rows:
-            longest = max((len(suffix) for suffix in suffixes), default=0)
-            if suffixes and (len(suffixes) + 1) * max(longest, 1) > MAX_PREFILL_TOKENS:
-                break
+    def _admit(self) -> None:
+        """Open rows for waiting sequences while there are free slots and the next pass has room for their tokens."""
+        cache, passed_over = self._rows(), list[Sequence]()
+        room = MAX_PASS_TOKENS - sum(self._pending(row) for row in range(len(self._running)))
+        while self._waiting and len(self._running) < self._num_slots and room > 0:
             sequence = self._waiting.popleft()
-            key = tuple(sequence.token_ids)
-            if key in seen:
+            if self._is_worth_waiting(sequence):
                 passed_over.append(sequence)
                 continue
-            seen.add(key)
-            yield sequence
+            shared = cache.open_row(len(self._running), sequence.token_ids)
+            self._running.append(sequence)
+            room -= len(sequence.token_ids) - shared
         self._waiting.extendleft(reversed(passed_over))
 
-    def _record(self, first_row: int) -> None:
-        """The pass is over: the rows hold every token that was fed."""
-        rows = self._rows().rows
-        for row in range(first_row, len(self._running)):
-            stored = rows[row].token_ids
-            stored.extend(self._running[row].token_ids[len(stored) :])
+    def _is_worth_waiting(self, sequence: Sequence) -> bool:
+        """Whether a sequence that is being prefilled will soon hold more of this one's beginning than any row does now."""
+        prefilling = [other for row, other in enumerate(self._running) if self._pending(row) > WORTH_WAITING]
+        if not prefilling:
+            return False
+        ours = sequence.token_ids[:-1]
+        enough = self._rows().longest_shared_prefix(sequence.token_ids)[1] + WORTH_WAITING - 1
+        return any(shared_prefix_length(other.token_ids, ours, at_least=enough) for other in prefilling)
 
-    def _sample(self, first_row: int, logits_BV: Tensor) -> list[Sampled]:
-        sequences = self._running[first_row:]
+    def _pending(self, row: int) -> int:
+        """Tokens of a running sequence that its row does not hold yet: 1 while it decodes."""
+        return len(self._running[row].token_ids) - len(self._rows().rows[row].token_ids)
+
+    def _share(self) -> list[New]:
+        """What each running row brings to the pass: decoding rows their token, then prompts in order what is left."""
+        pending = [self._pending(row) for row in range(len(self._running))]
+        room = MAX_PASS_TOKENS - pending.count(1)
+        news = []
+        for row, count in enumerate(pending):
+            taken = 1 if count == 1 else max(0, min(count, room))
+            room -= taken if count > 1 else 0
+            news.append(New(len(self._rows().rows[row].token_ids), taken))
+        return news
+
+    def _forward(self, news: list[New]) -> tuple[list[int], Tensor]:
+        """Compute the rows' new tokens: the rows that are whole now, and logits after the last token of each."""
+        cache, ids, whole, lasts = self._rows(), list[int](), list[int](), list[int]()
+        for row, new in enumerate(news):
+            ids += self._running[row].token_ids[new.start : new.start + new.count]
+            if new.start + new.count == len(self._running[row].token_ids):
+                whole.append(row)
+                lasts.append(len(ids) - 1)
+        logits_BV = self._model.logits(ids, lasts, news, cache)
+        for row, new in enumerate(news):
+            cache.rows[row].token_ids += self._running[row].token_ids[new.start : new.start + new.count]
+        return whole, logits_BV
+
+    def _sample(self, rows: list[int], logits_BV: Tensor) -> list[Sampled]:
+        sequences = [self._running[row] for row in rows]
         uniforms = [s.draws.at(len(s.token_ids)) if s.params.temperature else 0.0 for s in sequences]
         tokens, logprobs = draw(logits_BV, [s.params for s in sequences], uniforms)
         sampled = []
@@ -169,9 +169,9 @@ class DecodeBatch:
             sequence.token_ids.append(token)
             sequence.num_left -= 1
             sampled.append(Sampled(sequence.ticket, token, logprob, self._finish_of(sequence)))
-        for offset in reversed(range(len(sampled))):
-            if sampled[offset].finish is not None:
-                self._close_row(first_row + offset)
+        for row, last in reversed(list(zip(rows, sampled, strict=True))):
+            if last.finish is not None:
+                self._close_row(row)
         return sampled
 
     def _finish_of(self, sequence: Sequence) -> Finish | None:
@@ -186,16 +186,3 @@ class DecodeBatch:
         self._rows().swap(row, last)
         self._running[row] = self._running[last]
         self._running.pop()
-
-
-def _align_ends(suffixes: Iterable[list[int]], starts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad on the left, so that the last column holds every sequence's last token: ids, positions, validity [B, P]."""
-    suffixes = list(suffixes)
-    width = max(len(suffix) for suffix in suffixes)
-    ids = [[0] * (width - len(suffix)) + suffix for suffix in suffixes]
-    positions = [
-        [0] * (width - len(suffix)) + list(range(start, start + len(suffix)))
-        for suffix, start in zip(suffixes, starts, strict=True)
-    ]
-    valid = [[False] * (width - len(suffix)) + [True] * len(suffix) for suffix in suffixes]
-    return torch.tensor(ids), torch.tensor(positions), torch.tensor(valid)

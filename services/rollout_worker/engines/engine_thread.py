@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish
 from services.rollout_worker.engines.causal_model import CausalModel
 from services.rollout_worker.engines.decode_batch import DecodeBatch, Sequence
+from services.rollout_worker.engines.front import NOT_PAUSED
 
 FLUSH_SECONDS = 0.05
 """Tokens wait this long for company before they are delivered; the end of a request never waits."""
@@ -77,7 +78,7 @@ class EngineThread:
 
     def overwrite(self, tensors: Mapping[str, object], weights_version: int) -> None:
         if not self._paused:
-            raise EngineError("Weights can be loaded only while paused; call pause() first. Nothing was copied.")
+            raise EngineError(NOT_PAUSED)
         self._model.overwrite(tensors)
         self._batch.forget_cache()
         self.weights_version = weights_version

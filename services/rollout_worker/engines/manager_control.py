@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from services.rollout_worker.engines.base import EngineError
+from services.rollout_worker.engines.front import NOT_PAUSED, died_of
 from services.rollout_worker.engines.paged_manager import pass_barrier, start_manager
 
 
@@ -57,7 +58,7 @@ class ManagerControl:
 
         def run() -> None:
             if self._held is None:
-                raise EngineError("Weights can be loaded only while paused; call pause() first. Nothing was copied.")
+                raise EngineError(NOT_PAUSED)
             job()
 
         await self._run(run)
@@ -80,4 +81,4 @@ def _clearly(job: Callable[[], None]) -> None:
     try:
         job()
     except RuntimeError as error:
-        raise EngineError(f"The engine died of {error.__cause__ or error!r}. Stop and start it.") from error
+        raise died_of(error.__cause__ or error) from error

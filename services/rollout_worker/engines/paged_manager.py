@@ -12,7 +12,6 @@ request is drawn by the same code as in ``decode_batch``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import random
 import threading
@@ -31,6 +30,7 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 from services.rollout_worker.engines.base import SamplingParams
 from services.rollout_worker.engines.draws import Draws
 from services.rollout_worker.engines.sampling import draw
+from services.rollout_worker.engines.thread_jobs import call_in
 
 PAGE_TOKENS = 32
 """Tokens of one cache page. Small, so that short answers do not hold memory they will never use."""
@@ -87,8 +87,7 @@ class LoopRouter(OutputRouter):
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._on_outputs, outputs)
+        call_in(self._loop, self._on_outputs, outputs)
 
 
 def make_manager(module: Any, draws: OwnDraws, router: LoopRouter, *, num_slots: int, max_context_tokens: int) -> Any:

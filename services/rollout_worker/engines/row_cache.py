@@ -1,20 +1,23 @@
 """Keys and values of every sequence an engine holds, one row each, and the rows' token ids.
 
-    rows 0 .. num_active-1     requests being decoded, always contiguous so that a step reads slices, never gathers
-    rows num_active ..         finished ones, kept until overwritten: a later prompt may start with the same tokens
+    rows 0 .. num_running-1    requests being served, always contiguous so that a pass reads slices, never gathers
+    rows num_running ..        finished ones, kept until room is needed: a later prompt may start with the same tokens
 
 Always true: a row's keys and values at position i were computed from exactly ``token_ids[:i+1]``, and rows are
 shared with new requests only while the weights that computed all of them are still loaded (``forget``).
-Dimensions: L layers, R rows, H key/value heads, T positions, D head size, Q new tokens per row.
+Dimensions: L layers, R rows, H key/value heads, T positions, D head size, N new tokens of a pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from services.rollout_worker.engines.row_attention import Band, New, bands_of
 
 
 @dataclass(slots=True)
@@ -25,6 +28,12 @@ class Row:
     """Tokens whose keys and values are stored, in order."""
     is_shareable: bool = True
     """False: some of it was computed by weights that are gone."""
+    used: int = 0
+    """When a request last had or read it, counted in requests."""
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        return self.is_shareable and bool(self.token_ids)
 
 
 class RowCache:
@@ -39,37 +48,24 @@ class RowCache:
         self._store = torch.zeros(num_layers, 2, num_rows, num_heads, max_tokens, head_size, dtype=dtype)
         self._layers = [(layer[0], layer[1]) for layer in self._store]
         self.rows = [Row() for _ in range(num_rows)]
-        self._window = slice(0, 0)
-        self._span = 0
+        self._num_requests = 0
         self._write: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-        self._picked: Tensor | None = None
 
-    def aim(self, window: slice, positions_BQ: Tensor, valid_BQ: Tensor | None) -> Tensor:
-        """Say where the coming ``forward`` writes: rows ``window``, these positions, only where valid.
-
-        valid_BQ None: everything is. Returns the additive attention mask [B, 1, Q, span] in the cache's dtype, with
-        which every token sees its own row up to itself.
-        """
-        rows_BQ = torch.arange(window.start, window.stop).unsqueeze(1).expand_as(positions_BQ)
-        self._picked = valid_BQ
-        if valid_BQ is None:
-            self._write = rows_BQ.reshape(-1), positions_BQ.reshape(-1)
-        else:
-            self._write = rows_BQ[valid_BQ], positions_BQ[valid_BQ]
-        self._window, self._span = window, int(positions_BQ.max()) + 1
-        hidden = torch.arange(self._span) > positions_BQ[:, None, :, None]
-        dtype = self._store.dtype
-        return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, torch.finfo(dtype).min)
+    def aim(self, news: Sequence[New]) -> tuple[Tensor, list[Band]]:
+        """Say what the coming ``forward`` writes: the new tokens of rows 0, 1, ... Gives positions [1, N] and the bands."""
+        rows = [row for row, new in enumerate(news) for _ in range(new.count)]
+        positions = [new.start + offset for new in news for offset in range(new.count)]
+        positions_N = torch.tensor(positions)
+        self._write = torch.tensor(rows), positions_N
+        return positions_N.unsqueeze(0), list(bands_of(news, self._store.dtype))
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Called by the model: store [B, H, Q, D] and return all that the rows hold, [B, H, span, D]."""
+        """Called by the model: store [1, H, N, D] and return all that the rows hold, [R, H, T, D]."""
+        rows_N, positions_N = self._write
         stored_keys, stored_values = self._layers[layer_idx]
-        rows, positions = self._write
-        for store, new in ((stored_keys, keys), (stored_values, values)):
-            new_BQHD = new.transpose(1, 2)
-            flat = new_BQHD.flatten(0, 1) if self._picked is None else new_BQHD[self._picked]
-            store[rows, :, positions] = flat
-        return stored_keys[self._window, :, : self._span], stored_values[self._window, :, : self._span]
+        stored_keys[rows_N, :, positions_N] = keys[0].transpose(0, 1)
+        stored_values[rows_N, :, positions_N] = values[0].transpose(0, 1)
+        return stored_keys, stored_values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Called by some models; positions are always passed explicitly, so it only has to be a number."""
@@ -88,12 +84,17 @@ class RowCache:
     def open_row(self, index: int, prompt_ids: list[int]) -> int:
         """Make row ``index`` start with as much of ``prompt_ids`` as some row already holds; return how many tokens.
 
+        ``index`` is the first row that is not running. What it held moves to the free row that was used longest ago.
         At least the last token of the prompt is always left to compute: its logits are needed.
         """
-        source, shared = self._longest_shared_prefix(prompt_ids)
-        if source != index and shared:
-            self._store[:, :, index, :, :shared] = self._store[:, :, source, :, :shared]
-        self.rows[index] = Row(prompt_ids[:shared])
+        source, shared = self.longest_shared_prefix(prompt_ids)
+        self._num_requests += 1
+        if shared:
+            self.rows[source].used = self._num_requests
+        if source != index or shared < len(self.rows[index].token_ids):
+            self._move_away(index, keep=source if shared else None)
+            self._copy(source, index, shared)
+        self.rows[index] = Row(prompt_ids[:shared], used=self._num_requests)
         return shared
 
     def forget(self) -> None:
@@ -101,17 +102,29 @@ class RowCache:
         for row in self.rows:
             row.is_shareable = False
 
-    def _longest_shared_prefix(self, prompt_ids: list[int]) -> tuple[int, int]:
+    def longest_shared_prefix(self, prompt_ids: list[int]) -> tuple[int, int]:
+        """The row that holds most of a prompt's beginning, and how many tokens of it."""
         best, best_length = 0, 0
         for index, row in enumerate(self.rows):
             if row.is_shareable and len(row.token_ids) > best_length:
-                length = _shared_prefix_length(row.token_ids, prompt_ids[:-1], at_least=best_length)
+                length = shared_prefix_length(row.token_ids, prompt_ids[:-1], at_least=best_length)
                 if length > best_length:
                     best, best_length = index, length
         return best, best_length
 
+    def _move_away(self, index: int, keep: int | None) -> None:
+        free = [other for other in range(index, len(self.rows)) if other != keep]
+        oldest = min(free, key=lambda other: (self.rows[other].is_worth_keeping, self.rows[other].used, other), default=index)
+        if oldest != index and self.rows[index].is_worth_keeping:
+            self._copy(index, oldest, len(self.rows[index].token_ids))
+            self.rows[oldest] = self.rows[index]
 
-def _shared_prefix_length(one: list[int], other: list[int], *, at_least: int) -> int:
+    def _copy(self, source: int, target: int, length: int) -> None:
+        if length and source != target:
+            self._store[:, :, target, :, :length] = self._store[:, :, source, :, :length]
+
+
+def shared_prefix_length(one: list[int], other: list[int], *, at_least: int) -> int:
     """Length of the common prefix, by bisection over slices; 0 when it is not longer than ``at_least``."""
     low, high = at_least + 1, min(len(one), len(other))
     if high < low or one[:low] != other[:low]:

@@ -11,17 +11,16 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams, check_request
+from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
 from services.rollout_worker.engines.draws import Draws
-from services.rollout_worker.engines.outbox import Outbox
+from services.rollout_worker.engines.front import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
 from services.rollout_worker.engines.toy_policy import ToyPolicy
 
 Script = Mapping[tuple[int, ...], Sequence[int]]
 """Prompt -> what to answer. A prompt that is a scripted one plus the beginning of its answer gets the rest."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(EngineFront):
     """Implements ``Engine``; see there for the promises.
 
     seed: of the toy distribution and of requests without a seed. script: answers that are not drawn; their logprobs are
@@ -40,32 +39,17 @@ class ScriptedEngine:
         num_slots: int = 64,
         max_context_tokens: int = 4096,
     ) -> None:
+        super().__init__(num_slots=num_slots, max_context_tokens=max_context_tokens)
         self._vocab_size = vocab_size
         self._seed = seed
         self._script = dict(script or {})
         self._seconds_per_token = seconds_per_token
-        self._num_slots = num_slots
-        self._max_context_tokens = max_context_tokens
-        self._weights_version = 0
         self._policy: ToyPolicy | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._outbox = Outbox()
-
-    @property
-    def weights_version(self) -> int:
-        return self._weights_version
-
-    @property
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    def max_context_tokens(self) -> int:
-        return self._max_context_tokens
 
     async def start(self, model_dir: Path, *, weights_version: int) -> None:
         if self._policy is not None:
-            raise EngineError("The engine is already running; stop it first.")
+            raise EngineError(ALREADY_RUNNING)
         self._policy = ToyPolicy(self._vocab_size, self._seed)
         self._weights_version = weights_version
         self._engine_stream = random.Random(self._seed)  # noqa: S311 - sampling, not secrets
@@ -83,10 +67,7 @@ class ScriptedEngine:
 
     async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> AsyncIterator[Chunk]:
         self._alive()
-        check_request(prompt_ids, params, max_context_tokens=self._max_context_tokens, vocab_size=self._vocab_size)
-        if self._outbox.ticket_of(request_id) is not None:
-            raise BadInput(f"Request {request_id} is already running; ids must be unique among running requests.")
-        ticket, box = self._outbox.open(request_id)
+        ticket, box = self._admit(request_id, prompt_ids, params, vocab_size=self._vocab_size)
         task = asyncio.create_task(self._sample(ticket, list(prompt_ids), params))
         self._tasks[ticket] = task
         task.add_done_callback(lambda _: self._tasks.pop(ticket))
@@ -114,20 +95,13 @@ class ScriptedEngine:
     async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
         policy = self._alive()
         if self._awake.is_set():
-            raise EngineError("Weights can be loaded only while paused; call pause() first. Nothing was copied.")
+            raise EngineError(NOT_PAUSED)
         policy.overwrite(tensors)
         self._weights_version = weights_version
 
-    async def sleep(self) -> None:
-        """Pause; there is no memory worth freeing."""
-        await self.pause()
-
-    async def wake(self) -> None:
-        await self.resume()
-
     def _alive(self) -> ToyPolicy:
         if self._policy is None:
-            raise EngineError("The engine is not running; start it first.")
+            raise EngineError(NOT_RUNNING)
         return self._policy
 
     async def _sample(self, ticket: int, token_ids: list[int], params: SamplingParams) -> None:

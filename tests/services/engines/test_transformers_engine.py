@@ -13,7 +13,7 @@ from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, para
 
 torch = pytest.importorskip("torch")
 
-from services.rollout_worker.engines.row_cache import _shared_prefix_length  # noqa: E402 - after the skip
+from services.rollout_worker.engines.row_cache import shared_prefix_length  # noqa: E402 - after the skip
 from services.rollout_worker.engines.sampling import draw  # noqa: E402 - after the skip
 from services.rollout_worker.engines.transformers_engine import TransformersEngine  # noqa: E402 - after the skip
 
@@ -98,4 +98,4 @@ def test_the_largest_uniform_number_still_draws_a_possible_token() -> None:
 )
 def test_shared_prefixes_are_measured_exactly(other: list[int], at_least: int, expected: int) -> None:
     """One token too many would reuse a wrong cache entry."""
-    assert _shared_prefix_length(PROMPT, other, at_least=at_least) == expected
+    assert shared_prefix_length(PROMPT, other, at_least=at_least) == expected
