@@ -76,11 +76,17 @@ class Attempt:
         self._request_id = f"{request.generation}.{self._nonce}"
         self._episode_ended = False
         self._interrupting: asyncio.Task[None] | None = None
+        self._writer: SegmentWriter | None = None
 
     async def interrupt(self) -> None:
         """Make it end soon, with BACK; nothing when the engine is not sampling it (yet)."""
         with suppress(EngineError):  # a dead engine samples nothing
             await self._engine.interrupt(self._request_id)
+
+    async def flush(self) -> None:
+        """Return when all that was sampled is stored, or when no more of it will be."""
+        if self._writer is not None:
+            await self._writer.flush()
 
     async def drop(self) -> None:
         """Its episode is over: make it end soon, with DONE."""
@@ -89,7 +95,7 @@ class Attempt:
 
     async def carry_out(self, decision: EndNow | Continue) -> Verdict:
         """Raises ClaimRefused; Unavailable when the journal is gone; BadInput for what the engine refuses."""
-        writer = SegmentWriter(
+        writer = self._writer = SegmentWriter(
             self._speaker,
             self.request,
             self._history,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import GenerationClaimed, GenerationEnded, GenerationRequested, SegmentSampled
-from seamlessflow.contracts.routes import journal, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.streams import journal
 from seamlessflow.runtime import Speaker
 
 from .inflight import History

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from seamlessflow.bus.base import Bus, Delivery, Handler, Subscription
 from seamlessflow.contracts import Service
-from seamlessflow.contracts.routes import consumer_name, queue_stream
+from seamlessflow.contracts.streams import consumer_name, queue_stream
 
-OWNER_PRIORITY = 0
-
-
-def parts_of(tags: Iterable[str], num_buckets: int) -> frozenset[str]:
-    """Consumer parts of the tags a lease names."""
-    return frozenset(f"{tag}.{bucket}" for tag in tags for bucket in range(num_buckets))
+OWNER_PRIORITY, BACKUP_PRIORITY = 0, 1
+"""A backup gets what the owner has no room for, and everything when the owner is gone or lent to training."""
 
 
-def credits_of(running: Mapping[str, int], num_slots: int) -> dict[str, int]:
-    """Credit of each part: what it runs now, and an even share of the free slots.
+def parts_of(tags: Iterable[str], num_buckets: int, owned: Iterable[int]) -> dict[str, int]:
+    """Consumer parts of the tags a lease names, each with the priority of this node's pull."""
+    mine = frozenset(owned)
+    priority = [OWNER_PRIORITY if bucket in mine else BACKUP_PRIORITY for bucket in range(num_buckets)]
+    return {f"{tag}.{bucket}": priority[bucket] for tag in tags for bucket in range(num_buckets)}
+
+
+OWNER_WEIGHT = 4
+"""Shares of the free slots that are asked for owned parts, to one for a backup: a group that arrives at once finds room."""
+
+
+def credits_of(running: Mapping[str, int], num_slots: int, owned: Container[str] = ()) -> dict[str, int]:
+    """Credit of each part: what it runs now, and a share of the free slots.
 
     So a part that is busy while others are quiet may fill all slots. Rounded up, so that no part starves: up to one
     delivery per part may wait in the engine's own queue. No free slot: nobody asks for more.
     """
     free = max(0, num_slots - sum(running.values()))
-    share = -(-free // len(running)) if running else 0
-    return {part: count + share for part, count in running.items()}
+    weights = {part: OWNER_WEIGHT if part in owned else 1 for part in running}
+    total = sum(weights.values())
+    return {part: count + -(-free * weights[part] // total) for part, count in running.items()}
 
 
 @dataclass(slots=True)
 class _Pull:
     subscription: Subscription
+    priority: int
     num_running: int = 0
 
 
@@ -44,13 +53,13 @@ class Pulls:
         self._leaving: set[asyncio.Task[None]] = set()
         self._is_open = False
 
-    async def open(self, parts: frozenset[str]) -> None:
-        """Pull from exactly these parts. What runs from others is finished, not handed back."""
-        for part in self._pulls.keys() - parts:
+    async def open(self, parts: Mapping[str, int]) -> None:
+        """Pull from exactly these parts, each with its priority. What runs from others is finished, not handed back."""
+        for part in [part for part, pull in self._pulls.items() if parts.get(part) != pull.priority]:
             self._leave(self._pulls.pop(part))
         self._is_open = True
-        for part in sorted(parts - self._pulls.keys()):
-            await self._join(part)
+        for part in sorted(parts.keys() - self._pulls.keys()):
+            await self._join(part, parts[part])
         self._share()
 
     def pause(self) -> None:
@@ -65,7 +74,7 @@ class Pulls:
             self._leave(self._pulls.pop(part))
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
-    async def _join(self, part: str) -> None:
+    async def _join(self, part: str, priority: int) -> None:
         stream, consumer = queue_stream(Service.ROLLOUT_WORKER, self._run), consumer_name(Service.ROLLOUT_WORKER, part)
 
         async def on_delivery(delivery: Delivery) -> None:
@@ -77,7 +86,7 @@ class Pulls:
                 pull.num_running -= 1
                 self._share_if_many()
 
-        pull = _Pull(await self._bus.consume(stream, consumer, on_delivery, credit=0, priority=OWNER_PRIORITY))
+        pull = _Pull(await self._bus.consume(stream, consumer, on_delivery, credit=0, priority=priority), priority)
         self._pulls[part] = pull
 
     def _leave(self, pull: _Pull) -> None:
@@ -90,6 +99,7 @@ class Pulls:
             self._share()
 
     def _share(self) -> None:
-        shares = credits_of({part: pull.num_running for part, pull in self._pulls.items()}, self._num_slots)
+        owned = {part for part, pull in self._pulls.items() if pull.priority == OWNER_PRIORITY}
+        shares = credits_of({part: pull.num_running for part, pull in self._pulls.items()}, self._num_slots, owned)
         for part, pull in self._pulls.items():
             pull.subscription.set_credit(shares[part] if self._is_open else 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from seamlessflow.bus.base import Bus, Delivery
 from seamlessflow.contracts import CallRequested, GenerationEnded, GenerationFinish, GenerationRequested, SegmentSampled
-from seamlessflow.contracts.routes import journal, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import Inbox, Speaker
 

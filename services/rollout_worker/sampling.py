@@ -38,6 +38,8 @@ LATER_SECONDS = 0.5
 """How long a generation rests when its weights or its parent are not there yet."""
 MAX_CLAIMS = 3
 """Claims of one delivery that may be refused before it is handed back."""
+FLUSH_SECONDS = 2.0
+"""How long the device is kept for what was sampled on it to be stored; an unreachable journal gets it later."""
 HAND_BACK_SECONDS = 5.0
 """How long handing back may take; what is not back by then comes again after ack_wait."""
 
@@ -97,6 +99,14 @@ class Sampler:
                 "generations.not_handed_back", generations=stuck, waited_seconds=HAND_BACK_SECONDS, redelivered="after ack_wait"
             )
         return num_held
+
+    async def flush(self) -> None:
+        """Store what a frozen engine sampled, so that in the journal, too, its device is idle from here on."""
+        flushes = [asyncio.create_task(attempt.flush()) for attempt in self._attempts]
+        if flushes:
+            _, late = await asyncio.wait(flushes, timeout=FLUSH_SECONDS)
+            for flush in late:
+                flush.cancel()
 
     async def drop_ended(self) -> None:
         """Stop sampling for episodes that ended meanwhile: nobody waits for their tokens."""

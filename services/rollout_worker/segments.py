@@ -45,6 +45,7 @@ class SegmentWriter:
         self._on_failure = on_failure
         self._clock = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
+        self._flushes: list[asyncio.Event] = []
         self._closing = False
         self._end: GenerationFinish | None = None
         self._task = asyncio.create_task(self._write())
@@ -59,6 +60,17 @@ class SegmentWriter:
         """Take over what the engine sampled. Never waits."""
         self._unsaid.add(chunk.token_ids, chunk.logprobs, chunk.weights_version, self._clock())
         self._wake.set()
+
+    async def flush(self) -> None:
+        """Return when all that was taken over is stored, or when no more of it will be."""
+        said = asyncio.Event()
+        self._flushes.append(said)
+        self._wake.set()
+        waiting = asyncio.create_task(said.wait())
+        try:
+            await asyncio.wait((waiting, self._task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
 
     async def finish(self, end: GenerationFinish | None) -> None:
         """Say what is unsaid, then the end (None: it goes on elsewhere).
@@ -85,9 +97,11 @@ class SegmentWriter:
         """Wait until something should be said. False: closing, and everything is said."""
         while True:
             left = self._unsaid.seconds_left(self._clock())
+            if left is None:
+                self._end_flushes()
             if self._closing:
                 return left is not None
-            if left == 0.0:
+            if left == 0.0 or self._flushes:
                 return True
             self._wake.clear()
             try:
@@ -95,6 +109,11 @@ class SegmentWriter:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def _end_flushes(self) -> None:
+        for said in self._flushes:
+            said.set()
+        self._flushes.clear()
 
     async def _append_claim(self) -> None:
         request = self._request

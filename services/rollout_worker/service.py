@@ -116,7 +116,7 @@ class RolloutWorker:
             case Move.TAKE:
                 await self._take(tenure, lease)
             case Move.PULL:
-                await tenure.pull(lease.tags)
+                await tenure.pull(lease.tags, lease.buckets)
 
     async def _join(self, lease: Lease) -> None:
         assert lease.run is not None

@@ -78,19 +78,20 @@ class Tenure:
         assert self.sampler is not None
         self.sampler.accept()
 
-    async def pull(self, tags: tuple[str, ...]) -> None:
-        """Pull generations of these tags."""
+    async def pull(self, tags: tuple[str, ...], owned: tuple[int, ...]) -> None:
+        """Pull generations of these tags: of the ``owned`` affinity buckets first of all nodes, of the others as a backup."""
         assert self._pulls is not None
-        await self._pulls.open(parts_of(tags, self.config.fleet.buckets))
+        await self._pulls.open(parts_of(tags, self.config.fleet.buckets, owned))
 
     def stop_pulling(self) -> None:
         if self._pulls is not None:
             self._pulls.pause()
 
     async def freeze(self) -> None:
-        """Keep what is held in the engine, sampling nothing."""
-        if self._follower is not None:
+        """Keep what is held in the engine, sampling nothing; what was sampled is in the journal."""
+        if self._follower is not None and self.sampler is not None:
             await self._follower.freeze(sleep=False)
+            await self.sampler.flush()
 
     async def hand_back(self) -> int:
         """Give back what is held and put the engine to sleep; returns how many."""

@@ -7,7 +7,8 @@ import asyncio
 import structlog
 
 from seamlessflow.bus.base import Bus
-from seamlessflow.contracts.routes import QUEUE_OF, queue_stream
+from seamlessflow.contracts.routes import QUEUE_OF
+from seamlessflow.contracts.streams import queue_stream
 from seamlessflow.errors import SeamlessFlowError
 
 from .conductor import Conductor

@@ -25,16 +25,9 @@ from seamlessflow.contracts import (
     TaskSubmitted,
     TrainingEndRequested,
 )
-from seamlessflow.contracts.routes import (
-    CONTROL_STREAM,
-    consumer_name,
-    journal,
-    message_id_of,
-    queue_stream,
-    run_consumers,
-    run_streams,
-    subject_filter,
-)
+from seamlessflow.contracts.addresses import message_id_of, subject_filter
+from seamlessflow.contracts.routes import CONTROL_STREAM
+from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import BadInput, MalformedMessage, SeamlessFlowError
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
@@ -131,7 +124,7 @@ class Conductor:
         """What the run wants of the fleet now."""
         fleet = self.config.fleet
         wants = self.progress.wants_train
-        return Demand(self.run, fleet.policy, wants, self.config.envs, fleet.shards, TAGS)
+        return Demand(self.run, fleet.policy, wants, self.config.envs, fleet.shards, TAGS, fleet.buckets)
 
     @property
     def waits(self) -> tuple[str, ...]:

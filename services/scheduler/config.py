@@ -13,8 +13,8 @@ class SchedulerSettings(Settings):
 
     node: str = Field(default_factory=own_node(Service.SCHEDULER))
     """A node of its own: it uses no device."""
-    tick_seconds: float = 0.25
-    """How often nodes are looked at when no event comes."""
+    tick_seconds: float = 0.5
+    """How often nodes are looked at, and everything else when no event comes."""
     leader_ttl_seconds: int = 4
     """A leader that did not renew for this long is replaced."""
     gone_seconds: float = 10.0

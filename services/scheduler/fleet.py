@@ -73,23 +73,23 @@ def _absent(lease: Lease, now: float) -> dict[str, Process]:
     return found
 
 
-def split_shards(num_shards: int, held: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
-    """Shards for each manager, as even as can be, moving as few as that allows.
+def split_evenly(num_parts: int, held: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+    """Parts (shards of trees, affinity buckets) for each node, as even as can be, moving as few as that allows.
 
-    held: each manager there is, with the shards it has now (a shard of a manager that is gone is in nobody's list).
-    Empty when there is no manager.
+    held: each node there is, with the parts it has now (a part of a node that is gone is in nobody's list).
+    Empty when there is no node.
     """
     names = sorted(held)
     if not names:
         return {}
-    least, spare = divmod(num_shards, len(names))
-    free = set(range(num_shards))
+    least, spare = divmod(num_parts, len(names))
+    free = set(range(num_parts))
     kept: dict[str, list[int]] = {name: [] for name in names}
     for name in sorted(names, key=lambda name: -len(set(held[name]) & free)):
         quota = least + (spare > 0)
         kept[name] = sorted(set(held[name]) & free)[:quota]
         spare -= len(kept[name]) > least
         free -= set(kept[name])
-    for shard in sorted(free):
-        kept[min(names, key=lambda name: (len(kept[name]), name))].append(shard)
-    return {name: tuple(sorted(shards)) for name, shards in kept.items()}
+    for part in sorted(free):
+        kept[min(names, key=lambda name: (len(kept[name]), name))].append(part)
+    return {name: tuple(sorted(parts)) for name, parts in kept.items()}

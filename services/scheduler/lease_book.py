@@ -7,7 +7,8 @@ import structlog
 from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import Lease, RoleAssigned
-from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET, journal
+from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
+from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import SequenceMismatch, Unavailable
 from seamlessflow.runtime import Speaker
 
@@ -43,6 +44,7 @@ class LeaseBook:
             run=assignment.run,
             role=assignment.role,
             tags=assignment.tags,
+            buckets=assignment.buckets,
             epoch=held.lease.epoch + 1 if held is not None else 1,
             reason=assignment.reason,
             trainer=assignment.trainer,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seamlessflow.contracts import Lease, Role, Service
 
 from .allocation import allocate
-from .fleet import HeldLease, split_shards
+from .fleet import HeldLease, split_evenly
 from .policy import POLICIES, Assignment, Demand, Node
+from .policy.base import ROLLOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: S
     assignments: list[Assignment] = []
     for demand in demands:
         mine = [node for node in nodes if allocation.run_of[node.name] == demand.run]
-        assignments += POLICIES[demand.policy]([node for node in mine if node.is_device], demand, now)
+        assignments += _with_buckets([node for node in mine if node.is_device], demand, now)
         assignments += _serving([node for node in mine if not node.is_device], demand)
     busy = {each.node for each in assignments}
     for name, held in leases.items():
@@ -43,14 +44,24 @@ def differs(assignment: Assignment, lease: Lease | None) -> bool:
     """Whether a new lease is due. Reason and hand_back alone are not worth an epoch: they count at a change of roles."""
     if lease is None:
         return assignment.run is not None
-    ours = (assignment.run, assignment.role, assignment.tags, assignment.trainer)
-    return ours != (lease.run, lease.role, lease.tags, lease.trainer)
+    ours = (assignment.run, assignment.role, assignment.tags, assignment.buckets, assignment.trainer)
+    return ours != (lease.run, lease.role, lease.tags, lease.buckets, lease.trainer)
+
+
+def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:
+    """What the policy says, and which affinity buckets each node owns: as long as it can roll out, whatever its role is now,
+    so that a lent node finds its own episodes when it comes back.
+    """
+    held = {node.name: _buckets_of(node, demand) for node in devices if node.has(ROLLOUT)}
+    owned = split_evenly(demand.num_buckets, held)
+    said = POLICIES[demand.policy](devices, demand, now)
+    return [replace(assignment, buckets=owned.get(assignment.node, ())) for assignment in said]
 
 
 def _serving(nodes: Sequence[Node], demand: Demand) -> list[Assignment]:
     """Agent-runners take all environments; managers share the shards."""
     managers = [node for node in nodes if node.serves_as(Service.TRAJECTORY_MANAGER)]
-    shards = split_shards(demand.num_shards, {node.name: _shards_of(node, demand) for node in managers})
+    shards = split_evenly(demand.num_shards, {node.name: _shards_of(node, demand) for node in managers})
     runners = [node for node in nodes if node.serves_as(Service.AGENT_RUNNER) and node not in managers]
     return [
         *(_serve(node, demand, tuple(map(str, shards[node.name])), "it keeps these shards' trees") for node in managers),
@@ -60,6 +71,10 @@ def _serving(nodes: Sequence[Node], demand: Demand) -> list[Assignment]:
 
 def _serve(node: Node, demand: Demand, tags: tuple[str, ...], reason: str) -> Assignment:
     return Assignment(node.name, demand.run, Role.SERVE, reason, tags)
+
+
+def _buckets_of(node: Node, demand: Demand) -> tuple[int, ...]:
+    return node.lease.buckets if node.lease is not None and node.lease.run == demand.run else ()
 
 
 def _shards_of(node: Node, demand: Demand) -> list[int]:

@@ -51,6 +51,7 @@ class OpenGroup:
     evaluation: str | None
     attempts: list[int]
     final: list[bool]
+    bucket: int = 0
     reward: float | None = None
     """Of the member that completed last."""
 
@@ -72,6 +73,8 @@ class Progress:
         self.open_evaluation: dict[str, EpisodeOrigin] = {}
         self.owed: dict[str, EpisodeOrigin] = {}
         """Attempts that are to be opened: members of an admitted group, and attempts after a failed one."""
+        self.bucket_loads = [0] * config.fleet.buckets
+        """Open groups of each affinity bucket."""
         self.admitted = self.dropped = 0
         """Training groups, over the whole run."""
         self.num_unfinished = 0
@@ -157,7 +160,9 @@ class Progress:
             self.admitted += 1
             self.num_unfinished += 1
             self._num_training_groups += 1
-        self.groups[event.group] = OpenGroup(task, event.evaluation, [0] * event.num_episodes, [False] * event.num_episodes)
+        attempts, final = [0] * event.num_episodes, [False] * event.num_episodes
+        self.groups[event.group] = OpenGroup(task, event.evaluation, attempts, final, event.bucket)
+        self.bucket_loads[event.bucket] += 1
         for index in range(event.num_episodes):
             self._owe(event.group, index, 0)
 
@@ -220,7 +225,7 @@ class Progress:
         group = self.groups.get(name)
         if group is None or group.evaluation is not None:
             return False
-        del self.groups[name]
+        self._forget_group(name)
         self.steps.in_step.discard(name)
         self._num_training_groups -= 1
         self.num_unfinished -= not group.is_finished
@@ -232,7 +237,10 @@ class Progress:
         if event.round in self.rounds:
             self.rounds[event.round].close()
             for name in [name for name, group in self.groups.items() if group.evaluation == event.round]:
-                del self.groups[name]
+                self._forget_group(name)
+
+    def _forget_group(self, name: str) -> None:
+        self.bucket_loads[self.groups.pop(name).bucket] -= 1
 
     def _on_step_taken(self, event: StepTaken, at: float) -> None:
         before = self.steps.step

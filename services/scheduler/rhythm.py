@@ -12,6 +12,7 @@ in order, with the round after, when its steps are done, when tasks have ended, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -92,7 +93,7 @@ def _before(progress: Progress) -> list[Event]:
 def _round(progress: Progress, held: Round, *, may_end: bool) -> list[Event]:
     """Admit all known tasks of a round; say its end when all are done."""
     if held.waiting:
-        return [_admitted(progress, task) for task in held.waiting.values()]
+        return _admitted(progress, held.waiting.values())
     return [held.ended(progress.run)] if held.is_done and may_end else []
 
 
@@ -106,7 +107,7 @@ def _training(progress: Progress, seen: Observation) -> list[Event]:
     learned = progress.losses.nothing_left(progress.config.algorithm)
     room = 0 if full or learned else admission_bound(progress) - (progress.admitted - progress.dropped)
     if room > 0 and progress.waiting:
-        return [_admitted(progress, task) for task in islice(progress.waiting.values(), room)]
+        return _admitted(progress, islice(progress.waiting.values(), room))
     nothing_comes = full or learned or (progress.tasks_ended and not progress.waiting)
     too_few = progress.potential < progress.config.algorithm.groups_per_step
     if nothing_comes and too_few and progress.num_unfinished == 0:
@@ -145,27 +146,37 @@ def _openings(progress: Progress) -> list[Event]:
     return [_opened(progress, episode, origin) for episode, origin in progress.owed.items()]
 
 
-def _admitted(progress: Progress, task: TaskSubmitted) -> GroupAdmitted:
-    return GroupAdmitted(
-        run=progress.run,
-        group=group_id(task.task),
-        task=task.task,
-        env=task.env,
-        num_episodes=progress.config.algorithm.group_size if task.evaluation is None else 1,
-        evaluation=task.evaluation,
-        step=progress.steps.step,
-    )
+def _admitted(progress: Progress, tasks: Iterable[TaskSubmitted]) -> list[Event]:
+    """Each task's group, in the affinity bucket with the fewest open groups."""
+    loads, events = list(progress.bucket_loads), list[Event]()
+    for task in tasks:
+        bucket = min(range(len(loads)), key=loads.__getitem__)
+        loads[bucket] += 1
+        events.append(
+            GroupAdmitted(
+                run=progress.run,
+                group=group_id(task.task),
+                task=task.task,
+                env=task.env,
+                num_episodes=progress.config.algorithm.group_size if task.evaluation is None else 1,
+                evaluation=task.evaluation,
+                step=progress.steps.step,
+                bucket=bucket,
+            )
+        )
+    return events
 
 
 def _opened(progress: Progress, episode: str, origin: EpisodeOrigin) -> EpisodeOpened:
-    config, task = progress.config, progress.groups[origin.group].task
+    config, group = progress.config, progress.groups[origin.group]
+    task = group.task
     is_after = origin.evaluation == AFTER and progress.training_ended is not None
     return EpisodeOpened(
         run=progress.run,
         episode=episode,
         origin=origin,
         shard=config.shard_of(episode),
-        bucket=config.bucket_of(episode),
+        bucket=group.bucket,
         env=origin.env,
         prompt=task.prompt,
         data=task.data,

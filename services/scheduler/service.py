@@ -27,6 +27,7 @@ from seamlessflow.contracts import (
     RunState,
     RunStopRequested,
 )
+from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import (
     BUCKETS,
     CONTROL_CONSUMER,
@@ -35,11 +36,8 @@ from seamlessflow.contracts.routes import (
     NODES_BUCKET,
     QUEUE_OF,
     RUNS_BUCKET,
-    control_streams,
-    journal,
-    queue_stream,
-    subject_filter,
 )
+from seamlessflow.contracts.streams import control_streams, journal, queue_stream
 from seamlessflow.errors import (
     BadInput,
     BusClosed,
@@ -78,6 +76,7 @@ class Scheduler:
         self._clearing = Clearing(context.bus, settings.queue_grace_seconds)
         self._woken = asyncio.Event()
         self._said: dict[str, object] = {}
+        self._observed_at = 0.0
 
     async def run(self) -> None:
         """Until a stop is asked for."""
@@ -201,7 +200,8 @@ class Scheduler:
             log.warning("tick.delayed", reason=str(wrong))
 
     async def _tick(self, now: float) -> None:
-        await self._observe_nodes(now)
+        if not 0 <= now - self._observed_at < self._settings.tick_seconds:  # events come by the hundred a second, nodes do not
+            await self._observe_nodes(now)
         for conductor in list(self._conductors.values()):
             await self._conduct(conductor, now)
         plan = self._plan(now)
@@ -218,6 +218,7 @@ class Scheduler:
             except MalformedMessage as wrong:
                 self._say_once(f"node {entry.key}", "node.unreadable", process=entry.key, reason=str(wrong))
         self._fleet.observe(statuses, now)
+        self._observed_at = now
 
     async def _conduct(self, conductor: Conductor, now: float) -> None:
         limit = conductor.config.fleet.journal_bytes

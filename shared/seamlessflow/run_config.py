@@ -177,7 +177,8 @@ class FleetSection(Section):
     shards: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
     """Partitions of the trajectory-manager."""
     buckets: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
-    """Affinity buckets per tag."""
+    """Affinity buckets per tag. The episodes of a group share one, and each has one worker as its owner, whose prefix cache
+    they find. As many as there are workers, or a small multiple."""
     max_attempts: PositiveInt = 3
     """Attempts at an episode before it counts as failed. One lost with its runner is repeated beyond that, up to 10 in all."""
     journal_bytes: int = -1
@@ -236,9 +237,6 @@ class RunConfig(Section):
 
     def shard_of(self, episode: str) -> int:
         return partition(episode, self.fleet.shards)
-
-    def bucket_of(self, episode: str) -> int:
-        return partition(episode, self.fleet.buckets)
 
 
 def load_run_config(path: Path, overrides: dict[str, Any] | None = None) -> RunConfig:

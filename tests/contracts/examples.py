@@ -88,7 +88,7 @@ EXAMPLES: tuple[Event, ...] = (
         payload=b"\xff\x00{",
         headers={"Content-Type": "application/json"},
     ),
-    GroupAdmitted(run=R, group="t7", task="t7", env="solver", num_episodes=8, evaluation="before", step=3),
+    GroupAdmitted(run=R, group="t7", task="t7", env="solver", num_episodes=8, evaluation="before", step=3, bucket=1),
     EpisodeOpened(
         run=R,
         episode=E,

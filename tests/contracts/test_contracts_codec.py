@@ -21,7 +21,8 @@ from seamlessflow.contracts import (
     TaskSubmitted,
     WeightsHead,
 )
-from seamlessflow.contracts.routes import ROUTES, subject_of
+from seamlessflow.contracts.addresses import subject_of
+from seamlessflow.contracts.routes import ROUTES
 from seamlessflow.errors import MalformedMessage
 from tests.contracts.examples import EXAMPLES
 from tests.contracts.strategies import few, records

@@ -20,25 +20,11 @@ from seamlessflow.bus.server import find_binary, free_port
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import Lease, Role, Service
+from seamlessflow.contracts.addresses import inbox_prefix, subject_of
 from seamlessflow.contracts.export_keys import key_lines, main, seed_variable
 from seamlessflow.contracts.export_permissions import SERVICES, permissions
-from seamlessflow.contracts.routes import (
-    BUCKETS,
-    HINT_POKE,
-    HINT_WEIGHTS,
-    LEASES_BUCKET,
-    NODES_BUCKET,
-    ROUTES,
-    WEIGHTS_BUCKET,
-    consumer_name,
-    control_streams,
-    inbox_prefix,
-    queue_stream,
-    run_consumers,
-    run_streams,
-    stream_of,
-    subject_of,
-)
+from seamlessflow.contracts.routes import BUCKETS, HINT_POKE, HINT_WEIGHTS, LEASES_BUCKET, NODES_BUCKET, ROUTES, WEIGHTS_BUCKET
+from seamlessflow.contracts.streams import consumer_name, control_streams, queue_stream, run_consumers, run_streams
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Speaker
 from tests.contracts.examples import EXAMPLES, R
@@ -120,7 +106,7 @@ async def test_a_service_may_say_everything_that_it_says(guarded, service, tmp_p
             own = event.model_copy(update={"service": service.value} if "{service}" in route.subject else {})
             async with asyncio.timeout(5):
                 await speaker.say(own)  # None where another service's test said it first: refused, but permitted
-                assert await bus.last(stream_of(own), subject_of(own)) is not None
+                assert await bus.last(route.stream.format(run=own.run), subject_of(own)) is not None
     await bus.close()
 
 

@@ -13,22 +13,17 @@ from hypothesis import strategies as st
 from seamlessflow.bus.subjects import matches
 from seamlessflow.bus.subjects import overlaps as patterns_overlap
 from seamlessflow.contracts import Service
-from seamlessflow.contracts.routes import (
-    CONTROL_STREAM,
-    QUEUES,
-    ROUTES,
-    consumers_of,
-    control_streams,
+from seamlessflow.contracts.addresses import (
     events_on,
+    kinds_on,
     message_id_of,
     placeholders,
-    run_consumers,
-    run_streams,
-    stream_of,
     subject_filter,
     subject_of,
     wildcards,
 )
+from seamlessflow.contracts.routes import BY_EVENT, CONTROL_STREAM, QUEUES, ROUTES
+from seamlessflow.contracts.streams import consumers_of, control_streams, run_consumers, run_streams
 from tests.contracts.examples import EXAMPLES
 from tests.contracts.strategies import few, records
 
@@ -63,6 +58,7 @@ def test_a_subject_leads_back_to_its_event(route, data):
     found = events_on(subject_of(event))
 
     assert route.event in found
+    assert kinds_on(subject_of(event)) == set(found)
     assert len(found) == 1 or frozenset(kind.__name__ for kind in found) in FAMILIES
 
 
@@ -118,7 +114,7 @@ def test_filters_of_one_queue_do_not_overlap(queue):
             assert not patterns_overlap(one.format(run="r"), other.format(run="r"))
 
 
-@pytest.mark.parametrize("event", [each for each in EXAMPLES if stream_of(each) != CONTROL_STREAM], ids=by_name)
+@pytest.mark.parametrize("event", [each for each in EXAMPLES if BY_EVENT[type(each)].stream != CONTROL_STREAM], ids=by_name)
 def test_who_acts_on_an_event_of_a_run_has_it_in_a_consumer(event):
     """The table says who hears an event; exactly those services' consumers deliver it, once each."""
     consumers = run_consumers("demo-1", envs=["solver"], shards=2, tags=["rollout"], buckets=1)
@@ -139,7 +135,7 @@ def test_exactly_one_stream_stores_an_event(event):
     streams = [*control_streams(), *run_streams("demo-1")]
     storing = [s.name for s in streams if any(matches(pattern, subject_of(event)) for pattern in s.subjects)]
 
-    assert storing == [stream_of(event)]
+    assert storing == [BY_EVENT[type(event)].stream.format(run=event.run)]
 
 
 def test_a_fact_said_again_has_the_same_id():

@@ -73,6 +73,7 @@ class Demand:
     num_shards: int = 1
     tags: tuple[str, ...] = (ROLLOUT,)
     """Tags of the generations its agents ask for."""
+    num_buckets: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Assignment:
     tags: tuple[str, ...] = ()
     trainer: bool = False
     hand_back: bool = False
+    buckets: tuple[int, ...] = ()
+    """Affinity buckets that the node owns, whatever its role is now; filled in by the plan, no policy's matter."""
 
 
 Policy = Callable[[Sequence[Node], Demand, float], list[Assignment]]

@@ -63,6 +63,8 @@ class GroupAdmitted(Event):
     evaluation: str | None = None
     step: int
     """Optimiser steps done when it was admitted."""
+    bucket: int = 0
+    """Affinity bucket of all its episodes: the node that owns it keeps the prompt and the turns they share in its cache."""
 
 
 class EpisodeOpened(Event):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..bus.base import MAX_PAYLOAD_BYTES
+from .addresses import placeholders
 from .base import Service
 from .export_schemas import event_schema, event_tag, summary
-from .routes import CONTROL_STREAM, ROUTES, Route, consumers_of, placeholders
+from .routes import ROUTES, Route
+from .streams import consumers_of
 
 REF = "#/components/schemas/{model}"
 
@@ -15,11 +17,6 @@ REF = "#/components/schemas/{model}"
 def channel_name(route: Route) -> str:
     """Literal tokens of the subject: ``ev-group-closed``."""
     return "-".join(token for token in route.subject.split(".")[1:] if not token.startswith("{"))
-
-
-def stream_name(route: Route) -> str:
-    """The stream that stores the event; ``{run}`` stands for the run."""
-    return CONTROL_STREAM if "{run}" in route.subject.split(".")[2:] else "J_{run}"
 
 
 def asyncapi_document() -> dict[str, Any]:
@@ -70,7 +67,7 @@ def _message(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             },
         },
         "payload": payload,
-        "x-stream": stream_name(route),
+        "x-stream": route.stream,
         "x-once": route.once,
         "x-max-bytes": MAX_PAYLOAD_BYTES,
     }

@@ -14,7 +14,6 @@ from pydantic.fields import FieldInfo
 from . import fleet
 from .arrays import Float32s, Int32s
 from .base import Record, Service
-from .export_asyncapi import stream_name
 from .export_words import meaning, member_meanings
 from .routes import (
     BUCKETS,
@@ -27,8 +26,8 @@ from .routes import (
     RUNS_BUCKET,
     WEIGHTS_BUCKET,
     Route,
-    consumers_of,
 )
+from .streams import consumers_of
 
 _HEAD = """\
 # Events
@@ -67,7 +66,7 @@ def _section(module: str, routes: list[Route]) -> str:
             (
                 f"[{route.event.__name__}](#{route.event.__name__.lower()})",
                 f"`{route.subject}`",
-                f"`{stream_name(route)}`",
+                f"`{route.stream}`",
                 _services(route.said_by),
                 _services(consumers_of(route.event)) or "—",
                 _once(route),

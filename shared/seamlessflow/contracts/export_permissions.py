@@ -14,20 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .addresses import inbox_prefix, wildcards
 from .base import Service
-from .routes import (
-    BUCKETS,
-    CONTROL_CONSUMER,
-    CONTROL_STREAM,
-    HINT_POKE,
-    HINT_WEIGHTS,
-    NODES_BUCKET,
-    ROUTES,
-    WEIGHTS_BUCKET,
-    consumer_name,
-    inbox_prefix,
-    wildcards,
-)
+from .routes import BUCKETS, CONTROL_CONSUMER, CONTROL_STREAM, HINT_POKE, HINT_WEIGHTS, NODES_BUCKET, ROUTES, WEIGHTS_BUCKET
+from .streams import consumer_name
 
 SHARDS, BUCKETS_PER_TAG, TAGS = 16, 16, ("rollout",)
 """Parts a deployment with permissions may use; raise them here and run ``./task schemas``."""

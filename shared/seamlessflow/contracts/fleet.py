@@ -68,6 +68,9 @@ class Lease(Record):
     role: Role
     tags: tuple[str, ...] = ()
     """Rollout: tags of the generations it may pull. Agent-runner: environment tags. Trajectory-manager: its shards."""
+    buckets: tuple[int, ...] = ()
+    """Rollout: affinity buckets it owns, of each of its tags. Of the others it is a backup: it gets what their owners
+    have no room for."""
     epoch: int
     reason: str = ""
     trainer: bool = False

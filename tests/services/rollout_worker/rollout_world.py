@@ -36,7 +36,8 @@ from seamlessflow.contracts import (
     Service,
     WeightsHead,
 )
-from seamlessflow.contracts.routes import LEASES_BUCKET, WEIGHTS_BUCKET, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.routes import LEASES_BUCKET, WEIGHTS_BUCKET
+from seamlessflow.contracts.streams import journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context, make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path

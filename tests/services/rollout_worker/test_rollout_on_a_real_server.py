@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer, find_binary
+from seamlessflow.bus.server import EmbeddedServer
 from seamlessflow.contracts import GenerationClaimed, GenerationEnded
-from seamlessflow.errors import ConfigError
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 pytestmark = pytest.mark.system
@@ -22,22 +21,9 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    try:
-        find_binary()
-    except ConfigError:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip("no nats-server on this machine")
-    server = EmbeddedServer(tmp_path / "nats").start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def real(server: EmbeddedServer, world: World) -> AsyncIterator[World]:
+async def real(own_server: EmbeddedServer, world: World) -> AsyncIterator[World]:
     """The world on a real server, with a run, a model and weights."""
-    world.bus = await connect(server.url, name="test")
+    world.bus = await connect(own_server.url, name="test")
     await world.open_run(ack_wait_seconds=2.0)
     await world.publish_model()
     await world.publish_weights(0)
@@ -45,9 +31,9 @@ async def real(server: EmbeddedServer, world: World) -> AsyncIterator[World]:
     await world.bus.close()
 
 
-async def test_a_server_that_dies_in_the_middle_costs_no_token(real: World, server: EmbeddedServer):
+async def test_a_server_that_dies_in_the_middle_costs_no_token(real: World, own_server: EmbeddedServer):
     """Sampling goes on while it is away; what was sampled is said when it is back, in the same claim or a later one."""
-    bus = await connect(server.url, name="worker")
+    bus = await connect(own_server.url, name="worker")
     worker = real.worker(bus=bus)
     await real.lease()
     await real.ask(max_tokens=12)
@@ -55,10 +41,10 @@ async def test_a_server_that_dies_in_the_middle_costs_no_token(real: World, serv
     worker.engine.step(4)
     await real.until_tokens(4)
 
-    server.kill()
+    own_server.kill()
     worker.engine.step(4)
     await asyncio.sleep(0.3)
-    server.restart()
+    own_server.restart()
     await real.until(lambda: worker.engine.requests)
     while worker.engine.requests:
         worker.engine.step(4)
@@ -83,17 +69,17 @@ async def start_process(world: World, server: EmbeddedServer) -> asyncio.subproc
     return await asyncio.create_subprocess_exec(sys.executable, "-m", "services.rollout_worker", cwd=ROOT, env=environment)
 
 
-async def test_a_worker_killed_at_any_line_is_replaced_without_loss(real: World, server: EmbeddedServer):
+async def test_a_worker_killed_at_any_line_is_replaced_without_loss(real: World, own_server: EmbeddedServer):
     """kill -9 in the middle of many generations, a new process, SIGTERM at the end: each generation is there once, whole."""
     await real.lease()
     for number in range(40):
         await real.ask(f"c{number}", episode=f"t-{number}-0", max_tokens=50)
-    first = await start_process(real, server)
+    first = await start_process(real, own_server)
     await real.until_said(GenerationClaimed, seconds=30.0)
     first.send_signal(signal.SIGKILL)
     await first.wait()
 
-    second = await start_process(real, server)
+    second = await start_process(real, own_server)
     await real.until_said(GenerationEnded, 40, seconds=40.0)
     second.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(second.wait(), 20.0) == 0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from seamlessflow.contracts import Int32s, Lease, Role
 from services.rollout_worker.meter import Activity, Meter
 from services.rollout_worker.prompts import TokenCache
-from services.rollout_worker.pulls import credits_of, parts_of
+from services.rollout_worker.pulls import BACKUP_PRIORITY, OWNER_PRIORITY, credits_of, parts_of
 from services.rollout_worker.roles import Move, Standing, moves
 
 LEASES = st.builds(
@@ -53,10 +53,13 @@ def test_every_order_of_leases_keeps_device_and_run_in_order(leases):
         assert wants or not lease.hand_back or not standing.holds_generations
 
 
-@given(st.dictionaries(st.text("ab", min_size=1, max_size=3), st.integers(0, 8), min_size=1), st.integers(1, 32))
-def test_open_credit_is_the_free_slots_and_no_part_starves(running, num_slots):
+parts = st.text("ab", min_size=1, max_size=3)
+
+
+@given(st.dictionaries(parts, st.integers(0, 8), min_size=1), st.integers(1, 32), st.sets(parts))
+def test_open_credit_is_the_free_slots_and_no_part_starves(running, num_slots, owned):
     """At most one delivery per part beyond the slots; with a free slot every part may ask."""
-    credits = credits_of(running, num_slots)
+    credits = credits_of(running, num_slots, owned)
     free = max(0, num_slots - sum(running.values()))
 
     asked = sum(credits.values()) - sum(running.values())
@@ -66,8 +69,19 @@ def test_open_credit_is_the_free_slots_and_no_part_starves(running, num_slots):
 
 def test_one_consumer_gets_all_slots():
     """The ordinary case: one tag, one bucket."""
-    assert parts_of(("rollout",), 1) == {"rollout.0"}
+    assert parts_of(("rollout",), 1, owned=(0,)) == {"rollout.0": OWNER_PRIORITY}
     assert credits_of({"rollout.0": 5}, 32) == {"rollout.0": 32}
+
+
+def test_owned_buckets_come_first_and_have_room_for_a_group_that_arrives_at_once():
+    """Of the others this worker is a backup: asked last by the server, and with a smaller part of the free slots."""
+    assert parts_of(("rollout", "judge"), 2, owned=(1,)) == {
+        "rollout.0": BACKUP_PRIORITY,
+        "rollout.1": OWNER_PRIORITY,
+        "judge.0": BACKUP_PRIORITY,
+        "judge.1": OWNER_PRIORITY,
+    }
+    assert credits_of({"rollout.0": 0, "rollout.1": 2}, 32, owned={"rollout.1"}) == {"rollout.0": 6, "rollout.1": 26}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=30))

@@ -14,10 +14,13 @@ from seamlessflow.contracts import (
     SegmentSampled,
     WeightsLoaded,
 )
-from seamlessflow.contracts.routes import CONTROL_STREAM, control_streams, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.routes import CONTROL_STREAM
+from seamlessflow.contracts.streams import control_streams
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import DeviceLock
 from services.rollout_worker.engines.base import EngineError
+from services.rollout_worker.inflight import Pace
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 
@@ -87,6 +90,23 @@ async def test_a_frozen_generation_goes_on_as_if_nothing_had_been(world: World):
     assert len(await world.said(GenerationClaimed)) == 1
     versions = [segment.weights_version for segment in await world.said(SegmentSampled) for _ in segment.token_ids]
     assert versions == [0, 0, 1, 1, 1, 1] and await world.tokens() == [1003 + n for n in range(6)]
+
+
+async def test_what_was_sampled_is_in_the_journal_before_the_device_is_released(world: World):
+    """However long tokens may otherwise wait for more: after RoleReleased the journal knows of no token of that lease."""
+    world.pace = Pace(few_seconds=60, longest_seconds=60)
+    await world.open_run()
+    await world.publish_model()
+    await world.publish_weights(0)
+    worker = world.worker()
+    await world.lease()
+    await world.ask()
+    await world.until(lambda: worker.engine.requests)
+    worker.engine.step(2)
+
+    await world.lease(Role.TRAIN)
+    await world.until_said(RoleReleased)
+    assert [len(segment.token_ids) for segment in await world.said(SegmentSampled)] == [2]
 
 
 async def test_a_lease_that_says_hand_back_gives_generations_to_others(world: World):
@@ -285,6 +305,6 @@ async def test_presence_shows_what_the_worker_does(world: World, monkeypatch):
 
 
 def _journal():
-    from seamlessflow.contracts.routes import run_streams
+    from seamlessflow.contracts.streams import run_streams
 
     return run_streams(RUN)[0]

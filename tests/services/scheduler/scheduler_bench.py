@@ -27,7 +27,8 @@ from seamlessflow.contracts import (
     StepTaken,
     TasksEnded,
 )
-from seamlessflow.contracts.routes import LEASES_BUCKET, NODES_BUCKET, RUNS_BUCKET, control_streams, journal
+from seamlessflow.contracts.routes import LEASES_BUCKET, NODES_BUCKET, RUNS_BUCKET
+from seamlessflow.contracts.streams import control_streams, journal
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Context, Speaker, make_context
 from services.scheduler.config import SchedulerSettings

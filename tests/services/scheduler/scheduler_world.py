@@ -35,7 +35,7 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
     is_final,
 )
-from seamlessflow.contracts.routes import address
+from seamlessflow.contracts.addresses import address
 from seamlessflow.run_config import RunConfig, parse_run_config
 
 RUN = "r1"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Lease, NodeStatus, Role
 from services.scheduler.allocation import allocate
-from services.scheduler.fleet import Fleet, HeldLease, split_shards
+from services.scheduler.fleet import Fleet, HeldLease, split_evenly
 from services.scheduler.plan import next_plan
 from services.scheduler.policy import Demand, Node
 
@@ -42,7 +44,9 @@ class Sim:
         plan = next_plan(self.nodes(), self.leases, demands, self.now)
         for a in plan.changes:
             epoch = self.leases[a.node].lease.epoch + 1 if a.node in self.leases else 1
-            lease = Lease(run=a.run, role=a.role, tags=a.tags, epoch=epoch, reason=a.reason, trainer=a.trainer)
+            lease = Lease(
+                run=a.run, role=a.role, tags=a.tags, buckets=a.buckets, epoch=epoch, reason=a.reason, trainer=a.trainer
+            )
             self.leases[a.node] = HeldLease(lease, epoch, self.now)
         again = next_plan(self.nodes(), self.leases, demands, self.now)
         assert again.changes == (), "a plan that was carried out must stand"
@@ -165,20 +169,40 @@ def test_after_the_last_run_every_lease_is_released():
 )
 def test_shards_are_split_evenly_each_to_one_manager(num_shards, held):
     """Every shard has exactly one manager, and no manager has two more than another."""
-    split = split_shards(num_shards, held)
+    split = split_evenly(num_shards, held)
 
     assert sorted(shard for shards in split.values() for shard in shards) == list(range(num_shards))
     assert max(map(len, split.values())) - min(map(len, split.values())) <= 1
 
 
+def test_every_affinity_bucket_has_one_owner_which_keeps_it_while_its_node_trains():
+    """As even as can be; a node that only trains owns none; a new node takes some and moves no others."""
+    sim = Sim()
+    fleet = [status("a", WORKER), status("b", WORKER), status("b", TRAINER), status("c", TRAINER), status("r", RUNNER)]
+    fleet.append(status("m", MANAGER))
+    want = Demand("r1", "multiplexed", envs=("single",), num_buckets=4)
+    leases, _ = sim.tick(fleet, want)
+    before = {name: lease.buckets for name, lease in leases.items() if lease.buckets}
+
+    assert sorted(bucket for buckets in before.values() for bucket in buckets) == [0, 1, 2, 3]
+    assert {name: len(buckets) for name, buckets in before.items()} == {"a": 2, "b": 2}
+
+    leases, _ = sim.tick(fleet, replace(want, wants_train=True))
+    assert {name: lease.buckets for name, lease in leases.items() if lease.buckets} == before
+
+    leases, _ = sim.tick([*fleet, status("d", WORKER)], want)
+    assert len(leases["d"].buckets) == 1
+    assert all(set(leases[name].buckets) <= set(buckets) for name, buckets in before.items())
+
+
 @given(num_shards=st.integers(1, 20), num_managers=st.integers(1, 6))
 def test_shards_stay_where_they_are_and_move_as_few_as_can_be(num_shards, num_managers):
     """Splitting again changes nothing; losing a manager moves only its shards."""
-    split = split_shards(num_shards, {f"m{n}": () for n in range(num_managers)})
-    assert split_shards(num_shards, split) == split
+    split = split_evenly(num_shards, {f"m{n}": () for n in range(num_managers)})
+    assert split_evenly(num_shards, split) == split
 
     left = {name: shards for name, shards in split.items() if name != "m0"}
-    after = split_shards(num_shards, left)
+    after = split_evenly(num_shards, left)
     assert all(set(shards) <= set(after[name]) for name, shards in left.items())
 
 

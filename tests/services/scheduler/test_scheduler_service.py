@@ -33,7 +33,8 @@ from seamlessflow.contracts import (
     TrainerStarted,
     TrainingEndRequested,
 )
-from seamlessflow.contracts.routes import CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET, consumer_name, journal, queue_stream
+from seamlessflow.contracts.routes import CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET
+from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
 from seamlessflow.errors import Unavailable
 from seamlessflow.ledger import Ledger
 from services.scheduler import clearing

@@ -1,0 +1,94 @@
+"""Subjects, ids and fences of events: templates of the wiring table, filled in and taken apart again."""
+
+from __future__ import annotations
+
+from functools import cache
+from string import Formatter
+
+from ..bus.base import Message
+from .base import Event, Service
+from .routes import BY_EVENT, ROUTES
+
+
+def inbox_prefix(service: Service) -> str:
+    """Where a service's answers and hints arrive. One for each, so that permissions keep them apart."""
+    return f"_INBOX_{service.value}"
+
+
+def subject_of(event: Event) -> str:
+    """The subject an event is published on."""
+    return _fill(BY_EVENT[type(event)].subject, event)
+
+
+def message_id_of(event: Event) -> str:
+    """The de-duplication id of an event: the same fact has the same id, whoever says it again."""
+    return f"{event.run}.{_fill(BY_EVENT[type(event)].message_id, event)}"
+
+
+def address(event: Event) -> Message:
+    """A message without payload for an event: subject, id, and the fence of events that exist once."""
+    once = BY_EVENT[type(event)].once
+    return Message(
+        subject=subject_of(event),
+        payload=b"",
+        message_id=message_id_of(event),
+        expected_last_seq=None if once is None else 0,
+        expected_subject=None if once is None else _fill(once, event),
+    )
+
+
+def subject_filter(event: type[Event], **known: object) -> str:
+    """Subject of an event with ``*`` for every field that is not given, for reading it back."""
+    by_name = {name: known.get(name.removeprefix("origin."), "*") for name in placeholders(BY_EVENT[event].subject)}
+    return wildcards(BY_EVENT[event].subject, **by_name)
+
+
+def placeholders(template: str) -> list[str]:
+    """Names inside a template's braces, in order: ``origin.group`` for ``{origin.group}``."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name]
+
+
+def wildcards(template: str, **known: object) -> str:
+    """A template as a subject filter: known names filled in, ``*`` for every other placeholder."""
+    for name in placeholders(template):
+        template = template.replace(f"{{{name}}}", str(known.get(name, "*")))
+    return template
+
+
+def _fill(template: str, event: Event) -> str:
+    return template.format(**{name: getattr(event, name) for name in type(event).model_fields})
+
+
+def events_on(subject: str) -> tuple[type[Event], ...]:
+    """Events whose template gives this very subject; the most literal template wins."""
+    tokens = subject.split(".")
+    fitting = [
+        route
+        for route in ROUTES
+        if len(parts := tokens_of(route.subject)) == len(tokens)
+        and all(part.startswith("{") or part == token for part, token in zip(parts, tokens, strict=True))
+    ]
+    most = max((_literals(route.subject) for route in fitting), default=0)
+    return tuple(route.event for route in fitting if _literals(route.subject) == most)
+
+
+def kinds_on(subject: str) -> frozenset[type[Event]]:
+    """``events_on``, fast enough for every message of a journal: what matters of a subject are its literal tokens."""
+    return _kinds_on(".".join(token if token in _LITERALS else "*" for token in subject.split(".")))
+
+
+@cache
+def _kinds_on(shape: str) -> frozenset[type[Event]]:
+    return frozenset(events_on(shape))
+
+
+def _literals(template: str) -> int:
+    return sum(not token.startswith("{") for token in tokens_of(template))
+
+
+def tokens_of(template: str) -> list[str]:
+    """A template between its dots; the one inside ``{origin.group}`` parts no tokens."""
+    return template.replace("{origin.", "{").split(".")
+
+
+_LITERALS = frozenset(token for route in ROUTES for token in tokens_of(route.subject) if not token.startswith("{"))
