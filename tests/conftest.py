@@ -1,6 +1,38 @@
-"""For all tests: property tests have no deadline, because machines that run tests are shared."""
+"""For all tests: property tests have no deadline, because machines that run tests are shared; a real nats-server."""
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from seamlessflow.bus.server import EmbeddedServer, find_binary
+from seamlessflow.errors import ConfigError
 
 settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
+
+# Output is compared word by word. pytest itself has looked already; rich, typer and go-task look at these later.
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
+os.environ["NO_COLOR"] = "1"
+
+
+@pytest.fixture(scope="session")
+def nats_binary() -> str:
+    """A laptop without nats-server skips; CI must have it."""
+    try:
+        return find_binary()
+    except ConfigError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def own_server(nats_binary: str, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server that the test may kill."""
+    server = EmbeddedServer(tmp_path / "nats").start()
+    yield server
+    server.kill()

@@ -15,7 +15,7 @@ from seamlessflow.contracts import EpisodeOpened, EpisodeStatus
 from seamlessflow.run_config import AgentSection
 
 from .child import TASK_VARIABLE
-from .nursery import Kind, Launch
+from .launch import Kind, Launch
 from .own_time import overall_seconds
 from .process import Cause, Ending
 

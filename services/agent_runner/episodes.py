@@ -28,15 +28,17 @@ from seamlessflow.runtime import Speaker
 from .agents import BARE, MEGABYTE, Verdict, kind_of, launch_of, task_for_agent, task_of, verdict_of
 from .gateway.server import Gateway
 from .gateway.sessions import Session, Sessions
+from .launch import NotStarted
 from .memory import MemoryWatch
-from .nursery import NotStarted, Nursery, Zygote
+from .nursery import Nursery
 from .own_time import overall_seconds
 from .process import AgentProcess, Ending, Limits
 from .rewards import Judge, VerifierFailed
+from .zygote_link import Zygote
 
 log = structlog.get_logger()
 
-ENDED_LOOK_SECONDS = 3.0
+ENDED_LOOK_SECONDS = 5.0
 """How often a running episode looks whether the scheduler has ended it."""
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from seamlessflow.bus.base import Delivery, Subscription
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus, Service
-from seamlessflow.contracts.routes import consumer_name, queue_stream
+from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context, keep_alive
@@ -21,7 +21,7 @@ from .agents import BARE, Verdict, base_environment, kind_of
 from .config import RunnerSettings
 from .credits import shared_credits
 from .episodes import Episode, Surroundings, ended
-from .nursery import NotStarted
+from .launch import NotStarted
 from .rewards import Judge
 
 log = structlog.get_logger()

@@ -6,16 +6,10 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 LOOK_SECONDS = 0.5
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PROC = Path("/proc")
-
-
-def session_of(stat: str) -> int:
-    """The session id in a line of /proc/<pid>/stat; the command in it may hold spaces and brackets."""
-    return int(stat.rpartition(")")[2].split()[3])
+_PROC = "/proc"
 
 
 def own_bytes(statm: str) -> int:
@@ -25,16 +19,28 @@ def own_bytes(statm: str) -> int:
 
 
 def memory_by_session(sessions: set[int]) -> dict[int, int]:
-    """Bytes of each session, summed over its processes. Pages still shared with the zygote count as the agent's."""
+    """Bytes of each session, summed over its processes. Pages still shared with the zygote count as the agent's.
+
+    One system call for a process of somebody else: a machine has hundreds, and this runs for as long as agents do.
+    """
     used = dict.fromkeys(sessions, 0)
     for entry in os.scandir(_PROC):
-        if not entry.name.isdigit():
+        name = entry.name
+        if not name.isdigit():
             continue
-        with suppress(OSError, ValueError, IndexError):  # it exited meanwhile
-            session = session_of((_PROC / entry.name / "stat").read_text())
+        with suppress(OSError, ValueError):  # it exited meanwhile
+            session = os.getsid(int(name))
             if session in used:
-                used[session] += own_bytes((_PROC / entry.name / "statm").read_text())
+                used[session] += own_bytes(_content(f"{_PROC}/{name}/statm"))
     return used
+
+
+def _content(path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 256).decode()
+    finally:
+        os.close(descriptor)
 
 
 class MemoryWatch:

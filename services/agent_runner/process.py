@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from .launch import Launch, NotStarted, ZygoteLost
 from .memory import MemoryWatch
-from .nursery import Launch, NotStarted, Started, Zygote, ZygoteLost
 from .own_time import OwnTime
+from .zygote_link import Started, Zygote
 
 CHUNK_BYTES = 1 << 16
 STDERR_TAIL_BYTES = 4096

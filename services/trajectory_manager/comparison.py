@@ -19,7 +19,7 @@ from seamlessflow.contracts import (
     SamplesReady,
     SegmentSampled,
 )
-from seamlessflow.contracts.routes import message_id_of
+from seamlessflow.contracts.addresses import message_id_of
 
 from .manager import ENDED, Manager, NotYet
 

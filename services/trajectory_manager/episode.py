@@ -9,14 +9,11 @@ Segments may come in any order and more than once; a turn is made when the end i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from seamlessflow.contracts import (
     CallAnswered,
     CallError,
     CallRequested,
     Event,
-    Float32s,
     GenerationEnded,
     GenerationFinish,
     GenerationRequested,
@@ -27,35 +24,12 @@ from seamlessflow.contracts import (
 from seamlessflow.errors import MalformedMessage
 
 from .answers import call_refused, engine_refused, finish_reason, message_of, refusal, too_long
+from .call import Call
 from .identity import Message
 from .matching import Conversations, Known, Place, missing_turns
 from .rendering import KnownTurn, Renderer
 from .template import TemplateRefused
-from .tree import Run, Tree, Turn, join, merge_runs
-
-
-@dataclass(slots=True)
-class Call:
-    """One call, as far as it got."""
-
-    request: CallRequested
-    place: Place | None = None
-    parent: str | None = None
-    is_fork: bool = False
-    requested: GenerationRequested | None = None
-    prompt_tokens: int = 0
-    segments: dict[int, SegmentSampled] = field(default_factory=dict)
-    """By start; emptied when they have become a turn of the tree."""
-    ended: GenerationEnded | None = None
-    answer: CallAnswered | None = None
-
-    @property
-    def consequence(self) -> Event | None:
-        """What the request itself led to: a generation, or an error at once. None: it waits."""
-        return self.requested if self.requested is not None else self.answer
-
-    def in_order(self) -> list[SegmentSampled]:
-        return [self.segments[start] for start in sorted(self.segments)]
+from .tree import Run, Tree
 
 
 class Episode:
@@ -187,7 +161,7 @@ class Episode:
 
     def _complete(self, call: Call) -> list[Event]:
         """The answer, and what it lets go on, if this call has just become complete."""
-        if call.answer is not None or call.ended is None or call.requested is None or not _has_all(call, call.ended):
+        if call.answer is not None or call.ended is None or call.requested is None or not call.has_all_of(call.ended):
             return []
         call.answer = self._answer(call, call.requested, call.ended)
         return [call.answer, *self._plan_waiting()]
@@ -198,7 +172,7 @@ class Episode:
         if ended.finish is GenerationFinish.REFUSED:
             return refusal(call.request, engine_refused(call.request.call))
         assert call.place is not None
-        turn = _turn_of(call, requested)
+        turn = call.turn(requested)
         self.tree.add(turn)
         call.segments.clear()
         tools = self._tools[call.request.tools] if call.request.tools and call.request.tool_choice != "none" else None
@@ -213,27 +187,3 @@ class Episode:
             finish_reason=finish_reason(parsed, ended.finish),
             usage=Usage(prompt_tokens=call.prompt_tokens, completion_tokens=len(turn.sampled)),
         )
-
-
-def _has_all(call: Call, ended: GenerationEnded) -> bool:
-    if ended.finish is GenerationFinish.REFUSED:  # its tokens are only counted, so they need not fit together
-        return sum(len(segment.token_ids) for segment in call.in_order()) >= ended.num_tokens
-    position = 0
-    for segment in call.in_order():
-        if segment.start != position:
-            return False
-        position += len(segment.token_ids)
-    return position == ended.num_tokens
-
-
-def _turn_of(call: Call, requested: GenerationRequested) -> Turn:
-    segments = call.in_order()
-    return Turn(
-        call=call.request.call,
-        parent=call.parent,
-        suffix=requested.suffix,
-        sampled=join(segment.token_ids for segment in segments),
-        logprobs=Float32s.from_bytes(b"".join(segment.logprobs.to_bytes() for segment in segments)),
-        versions=merge_runs((segment.weights_version, len(segment.token_ids)) for segment in segments),
-        is_fork=call.is_fork,
-    )

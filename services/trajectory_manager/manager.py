@@ -34,7 +34,8 @@ from seamlessflow.contracts import (
 from seamlessflow.errors import Unavailable
 
 from .answers import call_refused, refusal
-from .episode import Call, Episode
+from .call import Call
+from .episode import Episode
 from .rendering import Renderer
 from .samples import samples_of
 

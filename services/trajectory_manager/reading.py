@@ -11,7 +11,9 @@ import structlog
 from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, SegmentSampled, Service
-from seamlessflow.contracts.routes import QUEUE_OF, journal, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.routes import QUEUE_OF
+from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Speaker

@@ -17,7 +17,8 @@ from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.contracts import RunEnded, RunStarted
-from seamlessflow.contracts.routes import journal, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import ConfigError, SeamlessFlowError
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Speaker

@@ -26,7 +26,7 @@ from seamlessflow.contracts import (
     SegmentSampled,
     Service,
 )
-from seamlessflow.contracts.routes import consumer_name, queue_stream
+from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import Context, HandlerTable, LeaseWatch, read_run, stop_run
 

@@ -9,7 +9,7 @@ async with Client.open("nats://127.0.0.1:4222", "s3://bucket/runs") as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -30,18 +30,10 @@ from .contracts import (
     TasksEnded,
     TaskSubmitted,
 )
+from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject_of
 from .contracts.fleet import Lease
-from .contracts.routes import (
-    CONTROL_STREAM,
-    LEASES_BUCKET,
-    NODES_BUCKET,
-    RUNS_BUCKET,
-    control_streams,
-    inbox_prefix,
-    journal,
-    subject_filter,
-    subject_of,
-)
+from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, RUNS_BUCKET
+from .contracts.streams import control_streams, journal
 from .errors import ConfigError, MalformedMessage, Unavailable
 from .run_config import RunConfig, parse_run_config
 from .runtime.speaker import Speaker
@@ -137,12 +129,17 @@ class Client:
         request = None if first is None else await self._speaker.open(first)
         return parse_run_config(request.document, source=f"run {run}") if isinstance(request, RunRequested) else None
 
-    async def events(self, run: str, *, follow: bool = False, start_seq: int = 1) -> AsyncIterator[tuple[Record, Event]]:
+    async def events(
+        self, run: str, *, follow: bool = False, start_seq: int = 1, without: Collection[type[Event]] = ()
+    ) -> AsyncIterator[tuple[Record, Event]]:
         """A run's journal in order, each event with its record (sequence, time, subject); malformed messages are left out.
 
+        without: kinds of no use to the caller. What its subject tells to be one of them is not even decoded.
         Raises ConfigError at an event that is kept in the run's store and not in ours: leaving it out would bend every sum.
         """
         async for record in self.bus.read(journal(run), start_seq=start_seq, follow=follow):
+            if without and kinds_on(record.subject) <= set(without):
+                continue
             try:
                 yield record, await self._speaker.open(record)
             except MalformedMessage as wrong:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from .ages import VersionSteps
 from .contracts import (
@@ -36,6 +37,7 @@ from .contracts import (
     WeightsPublished,
 )
 from .errors import BadInput
+from .suspensions import Lives
 
 
 @dataclass
@@ -84,6 +86,7 @@ class RunView:
     version_steps: VersionSteps = field(default_factory=VersionSteps)
     tasks: set[str] = field(default_factory=set)
     """Ids of all tasks the journal holds."""
+    lives: Lives = field(default_factory=Lives)
     _group_versions: dict[str, Counter[int]] = field(default_factory=dict)
     _episodes_running: set[str] = field(default_factory=set)
 
@@ -105,12 +108,14 @@ class RunView:
         if not self.token_times or self.last_time is None:
             return 0.0
         since = max(self.last_time - window_seconds, self.token_times[0][0])
-        recent = sum(n for t, n in self.token_times if t > since)
+        newest_first = takewhile(lambda each: each[0] > since, reversed(self.token_times))
+        recent = sum(count for _, count in newest_first)
         return recent / max(self.last_time - since, 1e-9)
 
     def apply(self, event: Event, time: float) -> None:
         """Take one event in. Unknown kinds only move the time."""
         self.last_time = time
+        self.lives.add(event, time)
         match event:
             case RunStarted():
                 self.started = time

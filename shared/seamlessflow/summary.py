@@ -7,12 +7,18 @@ from typing import Any
 from .ledger import Ledger
 from .run_config import RunConfig
 from .run_view import RunView
+from .suspensions import seconds_within
 
 
 def summarize(
-    run: str, config: RunConfig, view: RunView, ledger: Ledger, *, counts: dict[str, int], wall_seconds: float, model_dir: str
+    run: str, config: RunConfig, view: RunView, ledger: Ledger, *, counts: dict[str, int], model_dir: str
 ) -> dict[str, Any]:
-    """All figures of a run. ``counts``: distinct training and held-out questions. Seconds and milliseconds as named."""
+    """All figures of a run. ``counts``: distinct training and held-out questions. Seconds and milliseconds as named.
+
+    ``wall_seconds`` cover all commands of the run, from its start to its end, without the time in which it was suspended.
+    """
+    phases, suspensions = phase_seconds(view), view.lives.suspensions()
+    total = sum(phases.values())
     return {
         "run": run,
         "seed": config.seed,
@@ -20,9 +26,11 @@ def summarize(
         "steps": view.step,
         "tasks": counts,
         "evaluation": {name: _evaluation(event) for name, event in view.evaluations.items()},
-        "wall_seconds": {"total": round(wall_seconds, 3), **phase_seconds(view)},
+        "wall_seconds": {"total": round(total, 3), **phases},
+        "resumed": len(suspensions),
+        "suspended_seconds": round(sum(until - since for since, until in suspensions), 3),
         "ledger": ledger.to_json(),
-        "tokens_per_second": round(view.sampled_tokens / max(sum(phase_seconds(view).values()), 1e-9), 3),
+        "tokens_per_second": round(view.sampled_tokens / max(total, 1e-9), 3),
         "sampled_tokens": view.sampled_tokens,
         "pauses": {
             "count": len(view.pauses),
@@ -46,16 +54,21 @@ def summarize(
 
 
 def phase_seconds(view: RunView) -> dict[str, float]:
-    """Seconds from the run's start to its end, cut at what the journal says happened."""
+    """Seconds from the run's start to its end in which it was not suspended, cut at what the journal says happened."""
     if view.started is None or view.last_time is None:
         return {}
     end = view.ended_at or view.last_time
     before_ended = view.training_began or end
     trained = view.training_ended or end
+    suspensions = view.lives.suspensions()
+
+    def running(since: float, until: float) -> float:
+        return round(until - since - seconds_within(suspensions, since, until), 3)
+
     return {
-        "start_and_evaluation_before": round(before_ended - view.started, 3),
-        "training": round(trained - before_ended, 3),
-        "evaluation_after": round(end - trained, 3),
+        "start_and_evaluation_before": running(view.started, before_ended),
+        "training": running(before_ended, trained),
+        "evaluation_after": running(trained, end),
     }
 
 

@@ -1,6 +1,8 @@
-"""Keeps processes alive: restarts what dies, ends all of them together, and never stops trying before it is told to.
+"""Keeps processes alive: restarts what dies, ends all of them together, and says when restarting does not help.
 
-Every child dies with this process, kill -9 included, and its output goes to a file of its own.
+A child that dies again and again while nothing else gets on is hopeless: why is in the last lines of its log. It is
+restarted all the same, until whoever runs the supervisor stops it. Every child dies with this process, kill -9 included,
+and its output goes to a file of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from .last_words import last_words
 from .processes import die_with_parent
 
 Say = Callable[[str, str], None]
@@ -24,6 +27,10 @@ CALM_SECONDS = 10.0
 """A process that lived this long starts again at once; one that died sooner waits longer each time."""
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 8.0
+HOPELESS_DEATHS = 5
+"""So many deaths of one child in a row, without progress between them, are not bad luck."""
+QUICK_SECONDS = 30.0
+"""A life longer than this begins the count anew."""
 STOP_SECONDS = 20.0
 """How long a service may take to end orderly before it is killed."""
 SAY_WAITING_SECONDS = 5.0
@@ -47,11 +54,23 @@ class Child:
 
 
 class Supervisor:
-    """Runs children until stopped."""
+    """Runs children until stopped.
 
-    def __init__(self, children: list[Child], on_event: Say | None = None) -> None:
+    ``progress``: a number that grows while what the children do together gets on; deaths with growth between them are bad luck.
+    ``on_hopeless`` hears, once for each such child, how it dies and what it said last. Default: ``on_event``.
+    """
+
+    def __init__(
+        self,
+        children: list[Child],
+        on_event: Say | None = None,
+        *,
+        progress: Callable[[], float] = lambda: 0.0,
+        on_hopeless: Say | None = None,
+    ) -> None:
         self.children = children
         self._say = on_event or (lambda name, what: None)
+        self._say_hopeless, self._progress = on_hopeless or self._say, progress
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
 
@@ -60,7 +79,7 @@ class Supervisor:
         self._keepers = [asyncio.create_task(self._keep(child)) for child in self.children]
 
     async def _keep(self, child: Child) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff, deaths, progress = FIRST_BACKOFF_SECONDS, 0, 0.0
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -73,9 +92,19 @@ class Supervisor:
             calm = time.monotonic() - began > CALM_SECONDS
             backoff = FIRST_BACKOFF_SECONDS if calm else min(backoff * 2, MAX_BACKOFF_SECONDS)
             self._say(child.name, f"{end}; starting again in {backoff:.1f} s, see {child.log_path}")
+            if time.monotonic() - began > QUICK_SECONDS or self._progress() > progress:
+                deaths, progress = 0, self._progress()
+            deaths += 1
+            if deaths == HOPELESS_DEATHS:
+                self._give_up(child, end)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff):
                     await self._stopping.wait()
+
+    def _give_up(self, child: Child, end: str) -> None:
+        said = "".join(f"\n  {line}" for line in last_words(child.log_path))
+        why = f"{end}, {HOPELESS_DEATHS} times in a row, and nothing got on meanwhile. Last lines of {child.log_path}:{said}"
+        self._say_hopeless(child.name, why)
 
     async def _run_once(self, child: Child) -> str:
         """One life of a child; how it ended, in words."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +12,7 @@ from seamlessflow.bus.base import Bus, ConsumerSpec, Delivery, Message, StreamSp
 from seamlessflow.bus.jetstream import JetStreamBus, connect
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
-from seamlessflow.bus.server import EmbeddedServer, find_binary
-from seamlessflow.errors import ConfigError
+from seamlessflow.bus.server import EmbeddedServer
 
 _run_numbers = itertools.count(1)
 
@@ -107,29 +104,9 @@ class Inbox:
         await delivery.ack()
 
 
-def _require_nats_server() -> None:
-    """A laptop without nats-server skips; CI must have it."""
-    try:
-        find_binary()
-    except ConfigError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    _require_nats_server()
+def nats_server(nats_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     server = EmbeddedServer(tmp_path_factory.mktemp("nats")).start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """A server that the test may kill."""
-    _require_nats_server()
-    server = EmbeddedServer(tmp_path / "nats").start()
     yield server
     server.kill()
 

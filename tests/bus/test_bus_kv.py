@@ -73,6 +73,23 @@ async def test_a_value_with_a_time_to_live_ends_and_a_renewed_one_does_not(bucke
     await bucket.create("dead", b"again", ttl_seconds=1)
 
 
+async def test_a_key_that_is_renewed_all_the_time_is_in_every_listing(bucket):
+    """Who renews its presence just while it is read is there."""
+    await asyncio.gather(bucket.put("steady", b"0"), bucket.put("renewed", b"0"))
+    done = asyncio.Event()
+
+    async def renew():
+        while not done.is_set():
+            await bucket.put("renewed", b"x", ttl_seconds=5)
+
+    renewing = asyncio.create_task(renew())
+    listings = [{entry.key for entry in await bucket.entries()} for _ in range(60)]
+    done.set()
+    await renewing
+
+    assert listings == [{"steady", "renewed"}] * 60
+
+
 async def test_entries_are_all_live_keys_with_their_latest_values(world, bucket):
     """More than a batch of them; another client sees the same."""
     await asyncio.gather(*(bucket.put(f"n.{number}", b"old") for number in range(600)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -61,6 +62,44 @@ async def test_no_more_handlers_run_at_a_time_than_there_is_credit(world, eventu
     assert (most, done) == (3, 40)
     assert numbers == {1}, "what is not asked for need not be handed back"
     await world.until_pending(bus, 0)
+
+
+async def test_a_few_requests_stand_for_all_the_credit_there_is(world, eventually):
+    """The server keeps timers for every request: a consumer of 64 slots that took one message after another keeps few."""
+    if world.kind == "memory":
+        pytest.skip("asks nobody")
+    bus, watching = await world.with_queue(), await world.client()
+    asked: list[int] = []
+
+    async def on_ask(payload: bytes) -> None:
+        asked.append(json.loads(payload)["batch"])
+
+    await watching.on_hint(f"$JS.API.CONSUMER.MSG.NEXT.{world.queue}.c", on_ask)
+    let_go = [asyncio.Event() for _ in range(64)]
+    taken, ended = 0, 0
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal taken, ended
+        number, taken = taken, taken + 1
+        if number < len(let_go):
+            await let_go[number].wait()
+        ended += 1
+        await delivery.ack()
+
+    await bus.consume(world.queue, "c", handle, credit=64)
+    await world.publish_many(bus, 64)
+    await eventually(lambda: taken == 64)
+    asked.clear()
+    for number, event in enumerate(let_go):
+        event.set()
+        await eventually(lambda least=number: ended > least)
+    await asyncio.sleep(0.1)
+
+    # Those that ran out meanwhile are asked for again.
+    assert len(asked) < 20
+    assert sum(asked) >= 33
+    await world.publish_many(bus, 200)
+    await eventually(lambda: ended == 264)
 
 
 async def test_credit_zero_pauses_and_more_credit_resumes(world, inbox, eventually):

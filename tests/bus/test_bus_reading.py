@@ -81,7 +81,7 @@ async def test_first_and_last_of_a_subject_are_found(world):
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-async def test_a_follower_gets_the_old_then_the_new_within_a_twentieth_of_a_second(world, filtered):
+async def test_a_follower_gets_the_old_then_the_new_within_a_quarter_of_a_second(world, filtered):
     """A new message reaches an idle follower soon, whether or not others came between that it does not want."""
     bus = await world.with_journal()
     await world.publish_many(bus, 2)
@@ -107,4 +107,4 @@ async def test_a_follower_gets_the_old_then_the_new_within_a_twentieth_of_a_seco
         waits.append(came - began)
     following.cancel()
 
-    assert sorted(waits)[2] < 0.07
+    assert sorted(waits)[2] < 0.3

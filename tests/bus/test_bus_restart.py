@@ -193,3 +193,19 @@ async def test_a_retry_never_runs_a_handler_for_a_message_that_was_acknowledged(
 
     assert numbers == [1] * 200
     assert await bus.pending(fragile.queue, "c") == 0
+
+
+async def test_a_bucket_is_looked_for_once_a_connection_and_again_after_a_restart(fragile, own_server, eventually):
+    """Leases and heads are read every second by everybody; whether the bucket is there is asked no more often than needed."""
+    bus = await fragile.client()
+    await (await bus.kv("B_once")).put("k", b"1")
+    known = await bus.kv("B_once")
+    assert await bus.kv("B_once") is known
+
+    own_server.kill()
+    own_server.start()
+    await eventually(lambda: bus._wire.reconnects > 0 and bus.connected)
+
+    again = await bus.kv("B_once")
+    assert again is not known
+    assert (await again.get("k")).value == b"1"

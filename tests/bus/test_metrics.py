@@ -11,7 +11,7 @@ import pytest
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.server import free_port
 from seamlessflow.contracts import RunStarted, Service
-from seamlessflow.contracts.routes import run_streams
+from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import ConfigError
 from seamlessflow.runtime import make_context
 from seamlessflow.settings import Settings

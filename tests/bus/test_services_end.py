@@ -10,12 +10,14 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.codec import unpack_record
 from seamlessflow.contracts import NodeStatus, RunStarted, Service
-from seamlessflow.contracts.routes import run_streams
+from seamlessflow.contracts.streams import run_streams
 from seamlessflow.runtime import Presence, open_context, presence
 from seamlessflow.settings import Settings
 
@@ -75,6 +77,37 @@ async def test_presence_says_goodbye_for_a_second_at_most(monkeypatch: pytest.Mo
     done, _ = await asyncio.wait({task}, timeout=2)
 
     assert done and task.cancelled()
+
+
+async def test_a_busy_process_renews_its_presence_a_few_times_a_second_and_says_its_last_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent-runner changes its state with every episode; saying the same again says nothing."""
+    bus = MemoryBus()
+    bucket = await bus.kv("NODES")
+    said: list[str] = []
+    put = bucket.put
+
+    async def noted(key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
+        said.append(unpack_record(NodeStatus, value).state)
+        return await put(key, value, ttl_seconds=ttl_seconds)
+
+    monkeypatch.setattr(bucket, "put", noted)
+    monkeypatch.setattr(bus, "kv", AsyncMock(return_value=bucket))
+    monkeypatch.setattr(presence, "PRESENCE_LEAST_SECONDS", 0.05)
+    ours = Presence(bus, NodeStatus(node="n", service="trainer", instance="i", capabilities=(), pid=1))
+    task = asyncio.create_task(ours.run())
+    for number in range(20):
+        await asyncio.sleep(0)
+        ours.update(state=f"{number} agents")
+    await asyncio.sleep(0.1)
+    ours.update(state="19 agents")
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.wait({task})
+
+    assert len(said) == 2
+    assert said[-1] == "19 agents"
 
 
 def test_sigterm_ends_an_agent_runner_whose_server_is_away(own_server: Any, tmp_path: Path) -> None:

@@ -174,3 +174,65 @@ def test_tasks_reach_the_run_of_a_server(tmp_path):
 
     assert failed.returncode == 2
     assert "'ghost' has no journal on this server" in failed.stderr
+
+
+RUNNABLE = """
+[model]
+name = "tiny-calculator"
+[[agents]]
+env = "a"
+entrypoint = "json:loads"
+[algorithm]
+steps = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("file://{here}/plain-file/store", "cannot write probe (67 bytes): [Errno 20] Not a directory"),
+        ("file://{here}/plain-file", "cannot write probe"),
+        ("file:///proc/no/store", "store file:///proc/no/store: cannot write"),
+        ("s3://no-such-bucket-of-ours/runs", "Unable to locate credentials"),
+        ("s4://bucket/runs", "store s4://bucket/runs: Protocol not known: s4"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_said_before_anything_is_started(store, said, tmp_path):
+    """At once: before the model is looked for. A resumed run's store, too, before its server starts."""
+    if store.startswith("s3"):
+        pytest.importorskip("s3fs")
+    (tmp_path / "plain-file").write_text("in the way")
+    (tmp_path / "run.toml").write_text(RUNNABLE.replace("tiny-calculator", "no/such-model-anywhere"))
+    nowhere = {
+        "AWS_ACCESS_KEY_ID": "",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+        "AWS_CONFIG_FILE": "/nowhere",
+    }
+    url = store.format(here=tmp_path)
+    failed = command("train", "run.toml", "--name", "it", "--store", url, cwd=tmp_path, env=nowhere)
+
+    assert failed.returncode == 2
+    assert said in failed.stderr and "Traceback" not in failed.stderr
+    assert not (tmp_path / "runs").exists()
+
+    kept = tmp_path / "runs" / "it"
+    (kept / "nats").mkdir(parents=True)
+    (kept / "up.json").write_text(json.dumps({"nats_url": "nats://h:1", "store_url": url}))
+    failed = command("train", "--resume", "it", cwd=tmp_path, env=nowhere)
+    assert failed.returncode == 2
+    assert said in failed.stderr
+    assert list((kept / "nats").iterdir()) == []
+
+
+@pytest.mark.parametrize("in_the_way", ["runs", "runs/it"])
+def test_a_file_in_the_place_of_the_runs_folder_is_said(in_the_way, tmp_path):
+    """Nothing is started that would die of it."""
+    (tmp_path / "run.toml").write_text(RUNNABLE)
+    (tmp_path / in_the_way).parent.mkdir(exist_ok=True)
+    (tmp_path / in_the_way).write_text("in the way")
+    failed = command("train", "run.toml", "--name", "it", cwd=tmp_path)
+
+    assert failed.returncode == 2
+    assert "runs/it: the run's files belong there, and" in failed.stderr and "is not a folder" in failed.stderr
+    assert "Traceback" not in failed.stderr

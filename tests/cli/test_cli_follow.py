@@ -31,7 +31,8 @@ from seamlessflow.contracts import (
     TaskSubmitted,
     WeightsPublished,
 )
-from seamlessflow.contracts.routes import RUNS_BUCKET, journal, run_streams
+from seamlessflow.contracts.routes import RUNS_BUCKET
+from seamlessflow.contracts.streams import journal, run_streams
 from seamlessflow.errors import ConfigError
 from seamlessflow.ledger import Account, Ledger
 from seamlessflow.run_config import parse_run_config
@@ -222,7 +223,7 @@ async def test_weights_that_cannot_be_had_do_not_lose_the_summary(desk):
     published = WeightsPublished(run="r", weights_version=1, step=1, path="r/weights/1", num_bytes=1, wall_seconds=0.1)
     await desk.begin(published, step(1), step(2), END)
     follower = await desk.follow()
-    code = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, 0.0, desk.console)
+    code = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
 
     assert code == 0
     assert json.loads((desk.folder.path / "summary.json").read_text())["steps"] == 2
@@ -238,7 +239,7 @@ async def test_the_exit_code_tells_a_good_end_from_a_failure(desk, reason, code)
     await desk.begin(step(1), step(2), END.model_copy(update={"reason": reason}))
     follower = await desk.follow()
 
-    done = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, 0.0, desk.console)
+    done = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
     assert done == code
 
 

@@ -90,6 +90,9 @@ def test_train_is_suspended_and_resumed(start, checkout):
     assert those_that_said("ended in order", checkout / "runs" / "near") == LOGS
     assert json.loads((checkout / "runs" / "near" / "summary.json").read_text())["reason"] == "not ended"
     EmbeddedServer(checkout / "runs" / "near" / "nats").start().stop()  # nothing of it was left running
+    code, said = start(checkout, "status", "near").end()
+    assert code == 0, said
+    assert "near suspended before it began: nobody serves it; go on with: seamlessflow train --resume near" in said
 
     (checkout / "run.toml").unlink()
     (checkout / "runs" / "near" / "config.toml").unlink()
@@ -100,3 +103,24 @@ def test_train_is_suspended_and_resumed(start, checkout):
     code, said = again.end()
     assert code == 130, said
     assert "steps = 3" in (checkout / "runs" / "near" / "config.toml").read_text()
+
+
+DIES = """
+import sys
+sys.exit("EngineError: this model has no head")
+"""
+
+
+def test_train_suspends_a_run_whose_service_dies_at_each_start(start, checkout):
+    """It says whose death and its last words, ends everything in order with exit code 1, and how to go on."""
+    (checkout / "services" / "rollout_worker" / "__main__.py").write_text(DIES)
+    command = start(checkout, "train", "run.toml", "--name", "broken", "--slices", "1")
+    code, said = command.end()
+
+    assert code == 1, said
+    assert said.count("rollout-worker-0 died (exit code 1), 5 times in a row, and nothing got on meanwhile.") == 1
+    assert "\n  EngineError: this model has no head\n" in said
+    assert said.endswith("go on with: seamlessflow train --resume broken\n")
+    others = [name for name in LOGS if name != "rollout-worker-0"]
+    assert those_that_said("ended in order", checkout / "runs" / "broken") == others
+    assert json.loads((checkout / "runs" / "broken" / "summary.json").read_text())["reason"] == "not ended"

@@ -1,6 +1,8 @@
 """Processes are kept alive whatever goes wrong, and end when they are told to; Ctrl-C is answered at once."""
 
 import asyncio
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +12,9 @@ import time
 import pytest
 
 from seamlessflow import server_keeper, supervisor
+from seamlessflow.cli import interrupt
 from seamlessflow.errors import Unavailable
+from seamlessflow.last_words import last_words
 from seamlessflow.server_keeper import ServerKeeper
 from seamlessflow.supervisor import Child, Supervisor
 
@@ -78,6 +82,50 @@ async def test_a_child_that_does_not_end_is_named_and_killed(tmp_path, monkeypat
     assert stubborn.last_exit == -signal.SIGKILL
 
 
+async def _deaths(tmp_path, script, *, progress=lambda: 0.0):
+    """Keep a child that dies until its sixth death; what was said of it being hopeless."""
+    hopeless, died = [], []
+    kept = Supervisor(
+        [child(tmp_path, "sh", "-c", script)], lambda *words: died.append(words), progress=progress,
+        on_hopeless=lambda *words: hopeless.append(" ".join(words)),
+    )  # fmt: skip
+    kept.start()
+    await until(lambda: len(died) > supervisor.HOPELESS_DEATHS)
+    await kept.stop()
+    return hopeless
+
+
+LOGGED = json.dumps({"event": "engine.failed", "reason": "no kernel", "exception": "Traceback:\n  deep\nEngineError: bad head"})
+
+
+async def test_a_child_that_dies_again_and_again_is_hopeless_and_its_last_words_say_why(tmp_path, monkeypatch, quick):
+    """Said once; it is restarted all the same, until somebody decides."""
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_SECONDS", 0.02)
+    said = await _deaths(tmp_path, f"printf '%s\\n' '{LOGGED}'; echo 'Killed by us' >&2; exit 3")
+
+    assert len(said) == 1
+    assert said[0].startswith("it died (exit code 3), 5 times in a row, and nothing got on meanwhile. Last lines of ")
+    assert said[0].endswith("\n  engine.failed  no kernel\n  EngineError: bad head\n  Killed by us")
+
+
+async def test_deaths_between_which_something_gets_on_are_bad_luck(tmp_path, monkeypatch, quick):
+    """As when memory is short: slow, and still a run."""
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_SECONDS", 0.02)
+    steps = itertools.count(1)
+
+    assert await _deaths(tmp_path, "exit 1", progress=lambda: float(next(steps))) == []
+
+
+def test_last_words_have_an_end(tmp_path):
+    """A log of many long lines, or none at all."""
+    log = tmp_path / "log"
+    log.write_text("\n".join(f"{number} " + "x" * 10_000 for number in range(20)))
+
+    assert [line.split()[0] for line in last_words(log)] == ["14", "15", "16", "17", "18", "19"]
+    assert all(len(line) < 310 for line in last_words(log))
+    assert last_words(tmp_path / "none") == []
+
+
 class Server:
     """An embedded server whose restarts fail twice and take their time."""
 
@@ -131,7 +179,7 @@ asyncio.run(main())
 
 
 def test_ctrl_c_is_answered_at_once_and_a_second_one_ends():
-    """Even while the first one's orderly end takes long."""
+    """Even while the first one's orderly end takes long. The same signal twice at once is one."""
     process = subprocess.Popen(
         [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -139,6 +187,9 @@ def test_ctrl_c_is_answered_at_once_and_a_second_one_ends():
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "stopping: tidying up (once more: at once)\n"
+    process.send_signal(signal.SIGINT)  # as `timeout` does: to its child, then to its child's group
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(interrupt.SAME_SECONDS)
     process.send_signal(signal.SIGINT)
 
     assert process.wait(SECONDS) == 130

@@ -15,6 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 TASKS = yaml.safe_load((ROOT / "Taskfile.yml").read_text())["tasks"]
+RELAY = "shared/seamlessflow/relay.py"
 PROMISED = ["setup", "check", "test", "test:all", "schemas", "demo", "demo:tiny", "up", "down", "run:*", "load:*"]
 
 
@@ -35,7 +36,8 @@ def clone(tmp_path) -> Path:
     """The files the wrapper works with, in a folder with a space in its name."""
     folder = tmp_path / "a clone"
     folder.mkdir()
-    for name in ("task", "pyproject.toml", "Taskfile.yml"):
+    for name in ("task", "pyproject.toml", "Taskfile.yml", RELAY):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -127,7 +129,7 @@ def test_installing_happens_once_and_again_when_the_project_changes(installed):
     again = run_task(installed, "test")
 
     assert first.returncode == 0, first.stderr
-    assert f"task --taskfile {installed}/Taskfile.yml test -- -k two words" in first.stdout
+    assert f"task --exit-code --taskfile {installed}/Taskfile.yml test -- -k two words" in first.stdout
     assert again.stderr == ""
     assert installs(installed) == 1
 
@@ -143,7 +145,7 @@ def test_an_installation_that_failed_is_said_and_done_again(installed):
 
     assert failed.returncode == 1
     assert "installing failed" in failed.stderr
-    assert "task --taskfile" not in failed.stdout
+    assert "--taskfile" not in failed.stdout
 
     assert run_task(installed, "test").returncode == 0
     assert installs(installed) == 2
@@ -221,6 +223,36 @@ def test_ctrl_c_reaches_what_up_started(stage):
 
     assert "ended in order" in up.communicate(timeout=30)[0]
     assert not file.exists()
+
+
+COUNTS = """
+import signal, sys, time
+seen = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: seen.append(number))
+print("ready", flush=True)
+while not seen:
+    time.sleep(0.02)
+time.sleep(1.0)
+print([signal.Signals(number).name for number in seen])
+sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_a_signal_reaches_the_command_once_whoever_it_was_sent_to(tmp_path, send, number):
+    """To ./task's process alone (kill, CI systems) or to the whole group (a terminal). The exit code is the command's own."""
+    task = shutil.which("task", path=f"{Path(os.sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "counts.py").write_text(COUNTS)
+    (tmp_path / "Taskfile.yml").write_text(f'version: "3"\ntasks: {{demo: {{cmds: ["{os.sys.executable} -S counts.py"]}}}}\n')
+    argv = [os.sys.executable, "-I", ROOT / RELAY, task, "--exit-code", "--silent", "demo"]
+    started = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert started.stdout.readline() == "ready\n"
+    send(started.pid, number)
+
+    assert started.stdout.read().splitlines()[-1] == f"['{number.name}']"
+    assert started.wait(30) == 130
 
 
 def _until(holds):

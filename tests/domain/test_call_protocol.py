@@ -36,7 +36,7 @@ from seamlessflow.contracts import (
     SamplesReady,
     SegmentSampled,
 )
-from seamlessflow.contracts.routes import address
+from seamlessflow.contracts.addresses import address
 from seamlessflow.errors import SequenceMismatch
 from services.rollout_worker.inflight import AckOnly, Continue, EndNow, History, Stretch, decide, segment_of
 from services.trajectory_manager.comparison import HEARD, consequences_of, replay

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,22 @@ def train(tmp_path):
 
 
 @pytest.fixture
+def up(tmp_path):
+    """A running ``seamlessflow up`` in the test's folder, and its screen."""
+    screen = tmp_path / "up.out"
+    with screen.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "seamlessflow.cli", "up"], cwd=tmp_path, env=environment(), stdout=file, stderr=file
+        )
+    try:
+        until(lambda: "Five services are up" in screen.read_text(), 60)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
 def seamlessflow(tmp_path):
     """Run a verb of the command in the test's folder."""
 
@@ -107,3 +124,11 @@ def seamlessflow(tmp_path):
 def environment() -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SEAMLESSFLOW_")}
     return {**clean, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'shared'}"}
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    """Wait for something that comes true."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import nats
 import pytest
 
-from .conftest import ROOT, environment
+from .conftest import ROOT, environment, until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -26,28 +25,12 @@ WRONG = [
 ]
 
 
-@pytest.fixture
-def up(tmp_path):
-    """A running ``seamlessflow up`` in the test's folder, and its screen."""
-    screen = tmp_path / "up.out"
-    with screen.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "seamlessflow.cli", "up"], cwd=tmp_path, env=environment(), stdout=file, stderr=file
-        )
-    try:
-        _until(lambda: "Five services are up" in screen.read_text(), 60)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 async def test_a_run_does_what_is_published_to_it(up, train, seamlessflow, tmp_path):
     """Four tasks from three kinds of publishers are two steps; what is no task becomes a dead letter and stops nothing."""
     assert len(BY_NATS) == len(IN_PYTHON) == 1
     training = train(DEMO / "queue.toml", "demo", "--nats", "runs/up")
     tasks = ("submit", str(DEMO / "tasks.jsonl"), "--run", "demo", "--nats", "runs/up")
-    _until(lambda: seamlessflow(*tasks).returncode == 0, 120)
+    until(lambda: seamlessflow(*tasks).returncode == 0, 120)
 
     client = await nats.connect(json.loads((tmp_path / "runs" / "up" / "up.json").read_text())["nats_url"])
     for subject, payload in WRONG + BY_NATS:
@@ -66,10 +49,3 @@ async def test_a_run_does_what_is_published_to_it(up, train, seamlessflow, tmp_p
 
     up.send_signal(signal.SIGINT)
     assert up.wait(60) == 0
-
-
-def _until(holds, seconds):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -1,6 +1,8 @@
 """Asking the trajectory-manager: one CallRequested, and its one CallAnswered however long it takes.
 
-The answer comes as a hint on this process's inbox, or is found in the journal by a direct get each second.
+The answer comes as a hint on this process's inbox, or is found in the journal, where every waiter looks each second. Most
+wait for the same reason, such as a device that trains: so one look for all of them tells whether anything was answered at
+all since, and only then each looks for its own.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,8 @@ from aiohttp import web
 from seamlessflow.bus.base import Bus
 from seamlessflow.codec import decode
 from seamlessflow.contracts import CallAnswered, CallRequested
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import SeamlessFlowError, Unavailable
 from seamlessflow.runtime import Speaker
 
@@ -31,6 +36,8 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
 """How often a waiter looks into the journal."""
+_FRESH_SECONDS = 0.25
+"""For how long what one waiter saw is good for the others."""
 _SEED_BITS = 53
 """Seeds stay exact in every language's JSON."""
 
@@ -60,6 +67,7 @@ class CallDesk:
         self._inbox = bus.inbox()
         self._waiting: dict[str, asyncio.Future[CallAnswered]] = {}
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self._newest = Newest(bus)
 
     async def open(self) -> None:
         """Listen for hints."""
@@ -104,34 +112,43 @@ class CallDesk:
         )
 
     async def _answered(self, session: Session, event: CallRequested) -> CallAnswered:
-        hinted = self._waiting[event.call] = asyncio.get_running_loop().create_future()
+        hinted: asyncio.Future[CallAnswered] = asyncio.get_running_loop().create_future()
+        self._waiting[event.call] = hinted
         try:
-            await self._say(event)
+            looked_until = await self._say(event)
             # Only now: a concurrent call that left them out could otherwise come before this one in the journal.
             session.seen.update(event.unseen)
             while True:
                 done, _ = await asyncio.wait({hinted}, timeout=LOOK_SECONDS)
-                answer = hinted.result() if done else await self._look(event)
+                if done:
+                    return hinted.result()
+                answer, looked_until = await self._look(event, looked_until)
                 if answer is not None:
                     return answer
         finally:
             del self._waiting[event.call]
 
-    async def _say(self, event: CallRequested) -> None:
+    async def _say(self, event: CallRequested) -> int:
+        """Its sequence in the journal; its answer has a higher one."""
         while True:
             try:
-                await self._speaker.say(event)
-                return
+                stored = await self._speaker.say(event)
+                return 0 if stored is None else stored.seq
             except Unavailable as wrong:
                 log.warning("call.delayed", call=event.call, episode=event.episode, reason=str(wrong))
                 await asyncio.sleep(LOOK_SECONDS)
 
-    async def _look(self, event: CallRequested) -> CallAnswered | None:
+    async def _look(self, event: CallRequested, looked_until: int) -> tuple[CallAnswered | None, int]:
+        """The answer if it is stored, and up to which sequence the journal is now known not to hold it."""
         try:
-            return await self._speaker.first(CallAnswered, event.run, episode=event.episode, call=event.call)
+            newest = await self._newest.answer(event.run)
+            if newest <= looked_until:
+                return None, looked_until
+            found = await self._speaker.first(CallAnswered, event.run, episode=event.episode, call=event.call)
+            return found, newest
         except SeamlessFlowError as wrong:
             log.warning("answer.unreadable", call=event.call, episode=event.episode, reason=str(wrong))
-            return None
+            return None, looked_until
 
     async def _on_hint(self, payload: bytes) -> None:
         try:
@@ -143,6 +160,26 @@ class CallDesk:
             waiting = self._waiting.get(answer.call)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
+
+
+class Newest:
+    """The sequence of the newest answer in a run's journal, read at most every ``_FRESH_SECONDS``, whoever asks."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._turn = asyncio.Lock()
+        self._known: dict[str, tuple[float, int]] = {}
+
+    async def answer(self, run: str) -> int:
+        """0: nothing was answered yet. Raises Unavailable."""
+        async with self._turn:
+            read_at, seq = self._known.get(run, (-_FRESH_SECONDS, 0))
+            now = time.monotonic()
+            if now - read_at >= _FRESH_SECONDS:
+                record = await self._bus.last(journal(run), subject_filter(CallAnswered, run=run))
+                seq = 0 if record is None else record.seq
+                self._known = {run: (now, seq)}
+            return seq
 
 
 def call_seed(episode_seed: int, number: int) -> int:

@@ -212,7 +212,10 @@ class Bus(Protocol):
         ...
 
     async def kv(self, bucket: str) -> KeyValue:
-        """The bucket, made when missing (buckets are part of deployment, not of a run)."""
+        """The bucket, made when missing (buckets are part of deployment, not of a run).
+
+        Cheap to ask for each time: whether it is there is asked once a connection, and again after a reconnect.
+        """
         ...
 
     async def ensure_stream(self, spec: StreamSpec) -> None: ...

@@ -114,6 +114,8 @@ class JetStreamBus:
         self._reader = Reader(wire, self._direct)
         self._admin = Admin(wire, patience_seconds)
         self._pulls: list[StandingPull] = []
+        self._buckets: dict[str, tuple[int, JetStreamKeyValue]] = {}
+        """By name, with the ``reconnects`` at which it was known to be there."""
 
     @property
     def connected(self) -> bool:
@@ -142,8 +144,13 @@ class JetStreamBus:
         return await self._direct.get(stream, {"seq": 1, "next_by_subj": subject})
 
     async def kv(self, bucket: str) -> KeyValue:
+        reconnects = self._wire.reconnects
+        known = self._buckets.get(bucket)
+        if known is not None and known[0] == reconnects:
+            return known[1]
         store = JetStreamKeyValue(bucket, self._publisher, self._direct, self._reader)
         await store.make_if_missing(self._admin)
+        self._buckets[bucket] = (reconnects, store)
         return store
 
     async def ensure_stream(self, spec: StreamSpec) -> None:

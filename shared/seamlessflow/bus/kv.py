@@ -64,8 +64,9 @@ class JetStreamKeyValue:
             await self._store(key, b"", DELETE_MARKER_SECONDS, None, {"KV-Operation": "DEL"})
 
     async def entries(self) -> list[Entry]:
-        records = self._reader.read(self._stream, filters=(f"{self._prefix}>",))
-        return [self._entry(record) async for record in records if not _is_marker(record)]
+        # Not up to a tail read before: a key rewritten in between would be on neither side of it.
+        newest = {record.subject: record async for record in self._reader.read_all(self._stream, f"{self._prefix}>")}
+        return [self._entry(record) for record in newest.values() if not _is_marker(record)]
 
     async def _store(
         self, key: str, value: bytes, ttl_seconds: int | None, revision: int | None, marks: dict[str, str] | None = None

@@ -7,6 +7,10 @@ nothing goes wrong: open + running <= credit. Who changes what:
     408, 409              open - what it names       a server that came back     open = 0, ask again
     any status but 408    ask again in a second      silence of 2.2 heartbeats   open = 0, ask again
 
+Asking again waits until at most half of the free credit is open: the server keeps a timer, heartbeats and an expiry for
+every request, and one for each message would be most of what it does. So a few requests stand, never one a slot, and
+something is open whenever there is credit.
+
 The last two are the watchdog's: a pull that was open when the server restarted is gone without a word, and nats-py does
 not open it again. Every request carries a generation in its reply subject, so that late statuses of given-up requests
 change nothing; their late deliveries are handed back when there is no credit for them.
@@ -36,7 +40,7 @@ RETRY_SECONDS = 1.0
 """How long after a refusal (consumer deleted, nobody listens) the next try is made."""
 FAILED_HANDLER_DELAY_SECONDS = 1.0
 PRIORITY_GROUP = "g"
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.25
 
 
 class StandingPull:
@@ -89,7 +93,8 @@ class StandingPull:
             await self._wake.wait()
             self._wake.clear()
             missing = self._credit - self._open - len(self._running)
-            if missing > 0 and self._leaving is None and self._wire.connected and self._now() >= self._silent_until:
+            is_due = missing > 0 and missing >= self._open
+            if is_due and self._leaving is None and self._wire.connected and self._now() >= self._silent_until:
                 await self._ask(missing)
 
     async def _ask(self, batch: int) -> None:
@@ -119,6 +124,7 @@ class StandingPull:
         task = asyncio.create_task(self._handle(delivery))
         self._running.add(task)
         task.add_done_callback(self._on_handled)
+        self._wake.set()
 
     def _on_status(self, incoming: Incoming) -> None:
         generation, _, batch = incoming.subject.rpartition(".")[2].partition("-")
@@ -155,7 +161,8 @@ class StandingPull:
             looked_at = self._now()
             if self._wire.connected:
                 self._reopen_if_gone()
-            self._wake.set()
+            if self._open + len(self._running) < self._credit:
+                self._wake.set()
 
     def _reopen_if_gone(self) -> None:
         restarted = self._wire.reconnects != self._reconnects

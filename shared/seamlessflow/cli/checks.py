@@ -15,6 +15,7 @@ from ..blobs import Store
 from ..errors import ConfigError
 from ..machine import checkout_root, python_path
 from ..run_config import AgentSection, RunConfig
+from ..secrecy import without_password
 
 IMPORT_SECONDS = 120.0
 REASON_CHARACTERS = 1500
@@ -82,5 +83,18 @@ def prepare_model(config: RunConfig, console: Console) -> None:
 
 
 def check_store(url: str) -> None:
-    """Raise Unavailable, which names the URL and the reason, unless the store can be written."""
-    Store(url).write("probe", b"written before the run began, to know that the store can be written")
+    """Raise ConfigError or Unavailable, which name the URL and the reason, unless the store can be written."""
+    try:
+        store = Store(url)
+    except (ValueError, ImportError) as wrong:  # no such protocol, or its package is not installed
+        raise ConfigError(f"store {without_password(url)}: {wrong}") from wrong
+    store.write("probe", b"written before the run began, to know that the store can be written")
+
+
+def check_folder(path: Path) -> None:
+    """Raise ConfigError unless a folder is or can be made here, without making it."""
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"{path}: the run's files belong there, and {nearest} is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path}: the run's files belong there, and {nearest} cannot be written")

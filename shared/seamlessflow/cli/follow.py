@@ -12,7 +12,17 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from ..client import Client
-from ..contracts import EvaluationEnded, Event, RunEnded, RunPhase, RunState, StepTaken
+from ..contracts import (
+    CallAnswered,
+    CallRequested,
+    EvaluationEnded,
+    Event,
+    GenerationRequested,
+    RunEnded,
+    RunPhase,
+    RunState,
+    StepTaken,
+)
 from ..errors import ConfigError, SeamlessFlowError
 from ..ledger import LedgerFold
 from ..run_config import RunConfig
@@ -23,6 +33,8 @@ from .metrics import MetricsFiles
 from .place import Folder
 from .screen import run_screen
 
+UNUSED = (CallRequested, CallAnswered, GenerationRequested)
+"""Half of a journal, and neither screen nor ledger has a use for it."""
 LOOK_SECONDS = 0.2
 STATE_SECONDS = 2.0
 """How often the scheduler's word on the run is read."""
@@ -72,7 +84,7 @@ class Follower:
             self.up_to_date.set()
         if self.view.ended is not None:
             return seen
-        async for record, event in client.events(self._run, follow=follow, start_seq=start_seq):
+        async for record, event in client.events(self._run, follow=follow, start_seq=start_seq, without=UNUSED):
             seen = record.seq
             self.view.apply(event, record.time)
             self.ledger.add(event)
@@ -147,11 +159,12 @@ class Follower:
             return
         self._shows_table = True
         try:
-            with Live(console=self._console, get_renderable=self._screen, refresh_per_second=4, transient=True):
+            with Live(console=self._console, get_renderable=self._screen, refresh_per_second=2, transient=True):
                 yield
         finally:
             self._shows_table = False
 
     def _screen(self) -> Group:
         notes = [*self._notes] if not self._waits else [*self._notes, f"waits: {self._waits}"]
-        return run_screen(self.view, steps=self._config.algorithm.steps, elapsed=self._elapsed(), notes=notes)
+        steps, columns = self._config.algorithm.steps, self._console.width
+        return run_screen(self.view, steps=steps, elapsed=self._elapsed(), notes=notes, columns=columns)

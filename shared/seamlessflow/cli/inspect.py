@@ -13,9 +13,10 @@ from rich.table import Table
 from ..client import Client
 from ..ledger import Ledger, LedgerFold
 from ..run_view import RunView
-from .options import NatsUrl, RunArgument, StoreUrl
-from .place import any_address, reach
+from .options import NatsUrl, RunArgument, StoreUrl, program
+from .place import address_of, any_address, reach
 from .screen import make_console
+from .standing import how_to_go_on, is_served, standing
 from .submit import require_run
 
 NUM_GAPS_SHOWN = 5
@@ -31,18 +32,23 @@ async def read_view(client: Client, run: str) -> tuple[RunView, Ledger]:
 
 
 def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> None:
-    """Where a run is: steps, rewards, evaluations, failures."""
+    """Where a run is: queued, running, suspended or ended; steps, rewards, evaluations, failures."""
 
-    async def look() -> RunView:
+    async def look() -> tuple[RunView, str]:
+        address = address_of(run, nats, store)
+        how = how_to_go_on(run, address, program())
         async with reach(run, nats, store) as client:
-            await require_run(client, run)
-            return (await read_view(client, run))[0]
+            view = RunView()
+            if await require_requested(client, run):
+                view = (await read_view(client, run))[0]
+            served = address is not None and await is_served(client)  # else the server runs for this look only
+            return view, standing(view.ended, await client.run_state(run), served=served, how=how)
 
-    view = asyncio.run(look())
+    view, state = asyncio.run(look())
     console = make_console()
-    state = escape(f"ended ({view.ended.reason})") if view.ended else "running"
     console.print(
-        f"[bold]{run}[/] {state}; step {view.step} ({view.committed_step} committed), {view.sampled_tokens:,} tokens sampled"
+        f"[bold]{run}[/] {escape(state)}; step {view.step} ({view.committed_step} committed), "
+        f"{view.sampled_tokens:,} tokens sampled"
     )
     for name, event in view.evaluations.items():
         scores = ", ".join(f"{env} {score:.3f}" for env, score in event.mean_reward.items())
@@ -54,6 +60,15 @@ def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> No
         console.print(f"[red]dead letter[/] {escape(f'{letter.subject}: {letter.reason}')}")
     for failure in view.failures[-5:]:
         console.print(f"[yellow]failed[/] {escape(failure)}")
+
+
+async def require_requested(client: Client, run: str) -> bool:
+    """Whether the run has a journal. Raises ConfigError, naming the runs there are, when it was not even asked for."""
+    if run in await client.runs():
+        return True
+    if await client.requested(run) is None:
+        await require_run(client, run)
+    return False
 
 
 def ledger(

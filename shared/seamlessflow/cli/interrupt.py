@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_SECONDS = 1.0
+"""What comes this soon after the first is the same wish: `timeout` signals its child and then the child's whole group."""
 
 
 class Interrupt:
@@ -17,12 +20,16 @@ class Interrupt:
     def __init__(self, say: Callable[[str], None], what: str) -> None:
         self.requested = asyncio.Event()
         self._say, self._what = say, what
+        self._first = float("-inf")
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
+        if time.monotonic() - self._first < SAME_SECONDS:
+            return
         if self.requested.is_set():
             self._say("killed")
             os._exit(EXIT_CODE)  # the kernel kills the children: see processes.die_with_parent
+        self._first = time.monotonic()
         self.requested.set()
         self._say(f"stopping: {self._what} (once more: at once)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 from typing import Any
 
@@ -11,19 +10,22 @@ import tomli_w
 from rich.console import Console
 
 from ..client import Client
+from ..contracts import EpisodeStatus
 from ..errors import ConfigError
 from ..run_config import RunConfig, load_run_config
 from ..secrecy import without_password
 from ..task_sources import Questions, load_questions
-from .checks import check_agents, check_store, prepare_model
+from .checks import check_agents, check_folder, check_store, prepare_model
 from .endings import end
 from .feeding import feed
 from .follow import Follower
 from .interrupt import EXIT_CODE, Interrupt
+from .options import program
 from .place import Address, Folder
 from .result import finish, write_summary
 
 CONFIG_FILE = "config.toml"
+FAILED_CODE = 1
 
 
 class Job:
@@ -32,9 +34,10 @@ class Job:
     def __init__(self, run: str, folder: Folder, console: Console, elsewhere: Address | None) -> None:
         self.run, self.folder, self.elsewhere = run, folder, elsewhere
         self._console = console
-        self._began = time.monotonic()
         self._questions: Questions | None = None
         self._follower: Follower | None = None
+        self._furthest = 0
+        self._hopeless, self._failure = asyncio.Event(), ""
         self._interrupt: Interrupt | None = None
 
     def say(self, line: str, style: str | None = None) -> None:
@@ -55,6 +58,13 @@ class Job:
     @property
     def interrupted(self) -> bool:
         return self._interrupt is not None and self._interrupt.requested.is_set()
+
+    def check_places(self, store: str | None) -> None:
+        """Raise ConfigError or Unavailable unless the run's folder and its store can be written. Makes nothing but a probe."""
+        check_folder(self.folder.path)
+        known = self.folder.address() if self.elsewhere is None else self.elsewhere
+        if url := store or (known.store_url if known is not None else None):
+            check_store(url)
 
     def check(self, config: RunConfig, store: str | None) -> None:
         """Raise ConfigError or Unavailable for what cannot work. With services elsewhere, what only we lack is a note."""
@@ -100,8 +110,21 @@ class Job:
         if self.elsewhere is not None:
             self.folder.announce(address)
 
+    def progress(self) -> float:
+        """How far the run has come, in steps ever taken, tokens sampled and episodes completed: it only grows."""
+        if self._follower is None:
+            return 0.0
+        view = self._follower.view
+        self._furthest = max(self._furthest, view.step)  # a trainer that dies at the same step again does not get on
+        return self._furthest + view.sampled_tokens + view.statuses[EpisodeStatus.COMPLETED]
+
+    def give_up(self, name: str, why: str) -> None:
+        """A service of ours will not get better by itself: suspend the run."""
+        self._failure = self._failure or f"{name} {why}"
+        self._hopeless.set()
+
     async def follow(self, client: Client, config: RunConfig) -> int:
-        """Feed and follow until the run ended or Ctrl-C; returns the exit code."""
+        """Feed and follow until the run ended, Ctrl-C, or a service of ours is hopeless; returns the exit code."""
         assert self._questions is not None
         assert self._interrupt is not None
         questions, folder = self._questions, self.folder
@@ -111,12 +134,15 @@ class Job:
         await _until_first(
             follower.run_until_end(client),
             self._interrupt.requested.wait(),
+            self._hopeless.wait(),
             beside=self._feed(client, config, questions, follower),
         )
         if follower.view.ended is None:
-            write_summary(self.run, config, questions, follower, folder, self._began)
-            return EXIT_CODE
-        return await finish(client, self.run, config, questions, follower, folder, self._began, self._console)
+            write_summary(self.run, config, questions, follower, folder)
+            if self._failure:
+                self.say(self._failure, "red")
+            return FAILED_CODE if self._failure else EXIT_CODE
+        return await finish(client, self.run, config, questions, follower, folder, self._console)
 
     async def _feed(self, client: Client, config: RunConfig, questions: Questions, follower: Follower) -> None:
         await follower.up_to_date.wait()
@@ -130,12 +156,11 @@ class Job:
         if self.elsewhere is not None:
             where = without_password(self.elsewhere.nats_url)
             self.say(f"run {self.run} goes on at {where}; its tasks are published while it is followed.", "yellow")
-            self.say(
-                f"follow it again: seamlessflow train --resume {self.run}    end it: seamlessflow stop {self.run}", "yellow"
-            )
+            again = f"{program()} train --resume {self.run}"
+            self.say(f"follow it again: {again}    end it: {program()} stop {self.run}", "yellow")
         else:
             at = "" if follower is None else f" at step {follower.view.step}, of which {follower.view.committed_step} are saved"
-            self.say(f"suspended{at}; go on with: seamlessflow train --resume {self.run}", "yellow")
+            self.say(f"suspended{at}; go on with: {program()} train --resume {self.run}", "yellow")
 
 
 async def _until_first(*work: Any, beside: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,3 +24,9 @@ Slices = Annotated[
     typer.Option(min=1, help="Devices this machine is cut into; the last one also trains. Default: 2, or 1 on one core."),
 ]
 RunArgument = Annotated[str, typer.Argument(help="Name of the run, as `train` printed it.")]
+
+
+def program() -> str:
+    """What to type to run this command again: the path from here where that was typed, as in ``.venv/bin/seamlessflow``."""
+    typed = Path(sys.argv[0])
+    return str(typed) if typed.name == "seamlessflow" and not typed.is_absolute() else "seamlessflow"

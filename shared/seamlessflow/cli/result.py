@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 from rich.console import Console
@@ -27,30 +26,28 @@ GOOD_ENDS = ("completed", "tasks_ended", "nothing_left_to_learn", "stopped")
 
 
 def write_summary(
-    run: str, config: RunConfig, questions: Questions, follower: Follower, folder: Folder, began: float, model_dir: str = ""
+    run: str, config: RunConfig, questions: Questions, follower: Follower, folder: Folder, model_dir: str = ""
 ) -> dict[str, Any]:
-    """Write ``summary.json``: from what was followed alone, so that nothing can be in its way. ``began``: monotonic."""
+    """Write ``summary.json``: from what was followed alone, so that nothing can be in its way."""
     counts = {"training": len(questions.training), "held_out": len(questions.held_out)}
-    wall_seconds = time.monotonic() - began
     found = follower.ledger.ledger()
-    summary = summarize(run, config, follower.view, found, counts=counts, wall_seconds=wall_seconds, model_dir=model_dir)
+    summary = summarize(run, config, follower.view, found, counts=counts, model_dir=model_dir)
     (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
     return summary
 
 
 async def finish(
-    client: Client, run: str, config: RunConfig, questions: Questions, follower: Follower, folder: Folder, began: float,
-    console: Console,
+    client: Client, run: str, config: RunConfig, questions: Questions, follower: Follower, folder: Folder, console: Console
 ) -> int:  # fmt: skip
     """Write everything an ended run leaves behind and print the result; returns the exit code.
 
     Weights or report that cannot be had are a note: the run is over, and its summary is there.
     """
     view, found, notes = follower.view, follower.ledger.ledger(), []
-    summary = write_summary(run, config, questions, follower, folder, began)
+    summary = write_summary(run, config, questions, follower, folder)
     try:
         model_dir = await asyncio.to_thread(_export_model, client.store, run, view.weights_path, folder)
-        summary = write_summary(run, config, questions, follower, folder, began, model_dir)
+        summary = write_summary(run, config, questions, follower, folder, model_dir)
     except (SeamlessFlowError, OSError) as wrong:
         notes.append(f"the weights were not copied here: {wrong}")
     try:
@@ -79,6 +76,10 @@ def _print(console: Console, summary: dict[str, Any], found: Ledger, folder: Fol
     table = Table(show_header=False, box=None)
     for name, seconds in summary["wall_seconds"].items():
         table.add_row(name.replace("_", " "), f"{seconds:.1f} s")
+    if summary["resumed"]:
+        table.add_row(
+            "resumed", f"{summary['resumed']} (suspended for {summary['suspended_seconds']:.0f} s, which no figure here counts)"
+        )
     table.add_row("of which training steps", f"{summary['train_seconds']:.1f} s")
     table.add_row("tokens per second", f"{summary['tokens_per_second']:.1f}")
     pauses = summary["pauses"]

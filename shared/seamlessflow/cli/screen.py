@@ -14,6 +14,8 @@ from rich.text import Text
 from ..run_view import RunView
 
 SPARKS = "▁▂▃▄▅▆▇█"
+COLUMNS_BESIDE_CURVE = 60
+SHORTEST_CURVE, LONGEST_CURVE = 8, 60
 PIPE_COLUMNS = 1000
 """A pipe has no width: nothing wraps there, one line stays one line."""
 
@@ -39,9 +41,13 @@ def log_to_stderr() -> None:
     )
 
 
-def run_screen(view: RunView, *, steps: int, elapsed: str, notes: Iterable[str]) -> Group:
-    """The live table below the lines that scroll by. ``steps``: how many the run wants; notes: what to point out."""
-    rewards = [row.metrics.get("reward", 0.0) for row in view.steps][-60:]
+def run_screen(view: RunView, *, steps: int, elapsed: str, notes: Iterable[str], columns: int) -> Group:
+    """The live table below the lines that scroll by. ``steps``: how many the run wants; notes: what to point out.
+
+    ``columns``: width of the window; the curve of rewards takes what the rest leaves, and older steps have to go.
+    """
+    longest = min(max(columns - COLUMNS_BESIDE_CURVE, SHORTEST_CURVE), LONGEST_CURVE)
+    rewards = [row.metrics.get("reward", 0.0) for row in view.steps][-longest:]
     curve = "".join(SPARKS[min(int(max(r, 0) * 8), 7)] for r in rewards)
     head = Table.grid(padding=(0, 2))
     head.add_row("step", f"{view.step}/{steps}", "reward", curve or "-", "elapsed", elapsed)

@@ -39,6 +39,9 @@ def train(
 ) -> None:
     """Train the agents of a run file; live progress, then a summary. Ctrl-C suspends the run and --resume goes on.
 
+    Exit code 0: it ended well; 1: it failed, or was suspended because a service died again and again; 2: something given
+    cannot be used, and nothing was started; 130: it was suspended by Ctrl-C or SIGTERM.
+
     Starts a nats-server and all five services here unless --nats says where they are.
     """
     if (config is None) == (resume is None):
@@ -54,6 +57,7 @@ def train(
     if resume is not None and elsewhere is None and not folder.server.is_dir():
         raise ConfigError(f"run {run!r} cannot be resumed: there is no {folder.server} here and no --nats URL was given")
     job = Job(run, folder, make_console(), elsewhere)
+    job.check_places(store)
     if wanted is not None:
         job.check(wanted, store)
     raise typer.Exit(asyncio.run(_train(job, wanted, store, slices)))
@@ -75,7 +79,9 @@ async def _run(job: Job, client: Client, address: Address, wanted: RunConfig | N
     job.keep(config, address)
     if job.elsewhere is not None:
         return await job.follow(client, config)
-    async with running_services(job.folder, address, slices=slices, on_event=job.note):
+    async with running_services(
+        job.folder, address, slices=slices, on_event=job.note, progress=job.progress, on_hopeless=job.give_up
+    ):
         return await job.follow(client, config)
 
 

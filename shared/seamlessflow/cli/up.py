@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from ..machine import Machine, default_slices, service_children
 from ..secrecy import without_password
 from ..server_keeper import ServerKeeper
 from ..supervisor import Say, Supervisor
+from .checks import check_folder, check_store
 from .interrupt import Interrupt
 from .options import NatsUrl, Slices, StoreUrl
 from .place import RUNS, Address, Folder, given_address
@@ -42,11 +43,20 @@ async def running_server(folder: Folder, *, store_url: str | None, port: int | N
 
 
 @asynccontextmanager
-async def running_services(folder: Folder, address: Address, *, slices: int | None, on_event: Say) -> AsyncIterator[None]:
-    """All services of this machine, on a server and its store; ended in order."""
+async def running_services(
+    folder: Folder,
+    address: Address,
+    *,
+    slices: int | None,
+    on_event: Say,
+    progress: Callable[[], float] = lambda: 0.0,
+    on_hopeless: Say | None = None,
+) -> AsyncIterator[None]:
+    """All services of this machine, on a server and its store; ended in order. For the rest see Supervisor."""
     assert address.store_url is not None
     machine = Machine(address.nats_url, address.store_url, folder.work.resolve(), folder.logs)
-    supervisor = Supervisor(service_children(machine, slices=slices or default_slices()), on_event)
+    children = service_children(machine, slices=slices or default_slices())
+    supervisor = Supervisor(children, on_event, progress=progress, on_hopeless=on_hopeless)
     supervisor.start()
     try:
         yield
@@ -69,6 +79,9 @@ def up(
     slices: Slices = None,
 ) -> None:
     """Start nats-server and all five services here; whatever dies is restarted. Ctrl-C ends them in order."""
+    check_folder(folder)
+    if store is not None:
+        check_store(store)
     asyncio.run(_up(Folder(folder), nats, store, port, slices))
 
 

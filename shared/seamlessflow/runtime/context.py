@@ -15,7 +15,7 @@ from ..blobs import Store
 from ..bus.base import Bus
 from ..bus.jetstream import connect
 from ..contracts import NodeStatus, Service
-from ..contracts.routes import inbox_prefix
+from ..contracts.addresses import inbox_prefix
 from ..errors import BusClosed
 from ..secrecy import without_password
 from ..settings import Settings

@@ -1,6 +1,6 @@
 """Presence and leases: a process says that it is there, and reads what its node may do now.
 
-Both are current state in key-value buckets, re-read every half second; a poke only makes the next read come sooner.
+Both are current state in key-value buckets, re-read every second; a poke only makes the next read come sooner.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ log = structlog.get_logger()
 
 PRESENCE_SECONDS = 1.0
 """How often a process renews its presence."""
+PRESENCE_LEAST_SECONDS = 0.25
+"""A busy process changes its state with every message: no sooner than this is it said again."""
 PRESENCE_TTL_SECONDS = 5
 """After this long without renewal it counts as gone."""
-LEASE_POLL_SECONDS = 0.5
+LEASE_POLL_SECONDS = 1.0
+"""How long a lost poke may go unnoticed."""
 GOODBYE_SECONDS = 1.0
 """How long a goodbye may take. One that was not heard is made up for: presence, locks and deliveries run out by themselves."""
 
@@ -37,9 +40,11 @@ class Presence:
         self._wake = asyncio.Event()
 
     def update(self, **changed: object) -> None:
-        """Say something new of ourselves, now."""
-        self.status = self.status.model_copy(update=changed)
-        self._wake.set()
+        """Say something new of ourselves, soon. Saying the same again costs nothing."""
+        status = self.status.model_copy(update=changed)
+        if status != self.status:
+            self.status = status
+            self._wake.set()
 
     async def run(self) -> None:
         """Renew until cancelled, then say goodbye."""
@@ -47,16 +52,17 @@ class Presence:
         key = f"{self.status.node}.{self.status.service}"
         try:
             while True:
+                self._wake.clear()  # before the put: what changes during it is said next
                 try:
                     # Where permissions are on, only the scheduler can make the bucket: it may not be there yet.
                     bucket = bucket or await self._bus.kv(NODES_BUCKET)
                     await bucket.put(key, pack_record(self.status), ttl_seconds=PRESENCE_TTL_SECONDS)
                 except SeamlessFlowError as wrong:
                     log.warning("presence.failed", reason=str(wrong))
-                self._wake.clear()
+                await asyncio.sleep(PRESENCE_LEAST_SECONDS)
                 with suppress(TimeoutError):
                     # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
-                    async with asyncio.timeout(PRESENCE_SECONDS):
+                    async with asyncio.timeout(PRESENCE_SECONDS - PRESENCE_LEAST_SECONDS):
                         await self._wake.wait()
         finally:
             if bucket is not None:

@@ -10,7 +10,8 @@ from ..blobs import Store
 from ..bus.base import Bus, Record, Stored
 from ..codec import decode, to_message
 from ..contracts import Event
-from ..contracts.routes import journal, subject_filter
+from ..contracts.addresses import subject_filter
+from ..contracts.streams import journal
 from ..errors import SequenceMismatch
 from ..telemetry import count
 

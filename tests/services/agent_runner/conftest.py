@@ -27,7 +27,8 @@ from seamlessflow.contracts import (
     Service,
     Usage,
 )
-from seamlessflow.contracts.routes import LEASES_BUCKET, consumer_name, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.routes import LEASES_BUCKET
+from seamlessflow.contracts.streams import consumer_name, queue_stream, run_consumers, run_streams
 from seamlessflow.run_config import RunConfig, parse_run_config
 from seamlessflow.runtime import Context, make_context
 from services.agent_runner.config import RunnerSettings

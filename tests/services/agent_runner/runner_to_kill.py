@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 
 from services.agent_runner.agents import BARE, base_environment
+from services.agent_runner.launch import Kind, Launch
 from services.agent_runner.memory import MemoryWatch
-from services.agent_runner.nursery import Kind, Launch, Nursery
+from services.agent_runner.nursery import Nursery
 from services.agent_runner.own_time import OwnTime
 from services.agent_runner.process import AgentProcess, Limits
 

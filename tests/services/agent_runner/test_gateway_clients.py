@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import openai
 import pytest
 
+from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.contracts import CallError
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
@@ -133,6 +135,32 @@ async def test_an_answer_is_found_without_any_hint(gateway: Any) -> None:
 
     assert answer.choices[0].message.content == "echo: hello"
     assert time.monotonic() - began < 3.0
+
+
+async def test_many_waiters_look_into_the_journal_as_one(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is answered, one look tells all of them; once something is, each finds its own without a hint."""
+    gateway.manager.with_hints = False
+    gateway.manager.reply = held(2.6)
+    looks = Counter[str]()
+    for name in ("first", "last"):
+        monkeypatch.setattr(MemoryBus, name, counted(getattr(MemoryBus, name), looks, name))
+
+    async with gateway.openai(openai.AsyncOpenAI) as client:
+        asking = [asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO)) for _ in range(12)]
+        await asyncio.sleep(2.4)
+        before = Counter(looks)
+        answers = await asyncio.gather(*asking)
+
+    assert before["first"] == 0 and before["last"] <= 8
+    assert [answer.choices[0].message.content for answer in answers] == ["at last"] * 12
+
+
+def counted(method: Any, looks: Counter[str], name: str) -> Any:
+    async def look(bus: MemoryBus, stream: str, subject: str) -> Any:
+        looks[name] += 1
+        return await method(bus, stream, subject)
+
+    return look
 
 
 async def test_a_prompt_too_long_gets_the_error_that_makes_agents_compact(gateway: Any) -> None:

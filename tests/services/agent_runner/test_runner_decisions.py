@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from seamlessflow.run_config import AgentSection
 from services.agent_runner.agents import verdict_of
 from services.agent_runner.credits import shared_credits
 from services.agent_runner.judge import judged
-from services.agent_runner.memory import own_bytes, session_of
+from services.agent_runner.memory import memory_by_session, own_bytes
 from services.agent_runner.process import Cause, Ending
 
 RUNNING = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5), max_size=4)
@@ -76,9 +78,14 @@ def test_a_reward_that_cannot_become_a_number_is_the_verifiers_fault(wrong: Base
     assert "OverflowError" in judged(lambda answer, task: 10**400, "", {})["wrong"]
 
 
-def test_the_session_is_found_behind_any_command_name() -> None:
-    """The second field of /proc/<pid>/stat is whatever the program calls itself."""
-    assert session_of("42 (a) b (c) S 1 41 40 0 -1") == 40
+def test_memory_is_summed_over_a_session_and_nobody_elses_is_looked_at() -> None:
+    """A session without processes, such as one that has just ended, uses nothing."""
+    ours, nobody = os.getsid(0), 1 << 30
+
+    used = memory_by_session({ours, nobody})
+
+    assert used[ours] > 1 << 20
+    assert used[nobody] == 0
 
 
 def test_own_memory_leaves_out_what_files_back() -> None:

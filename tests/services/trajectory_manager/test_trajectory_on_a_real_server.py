@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer, find_binary
+from seamlessflow.bus.server import EmbeddedServer
 from seamlessflow.contracts import GenerationRequested, SamplesReady
-from seamlessflow.errors import ConfigError
 from services.trajectory_manager import reading
 from services.trajectory_manager.replay import main, replay_run
 from tests.domain.trajectory_builders import RUN, user
@@ -21,23 +19,10 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    try:
-        find_binary()
-    except ConfigError:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip("no nats-server on this machine")
-    server = EmbeddedServer(tmp_path / "nats").start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def real(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def real(own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """The world on a real server."""
     monkeypatch.setattr(reading, "POLL_SECONDS", 0.02)
-    made = World(tmp_path, await connect(server.url, name="test"))
+    made = World(tmp_path, await connect(own_server.url, name="test"))
     await made.start_run(ack_wait_seconds=1.0)
     made.publish_model()
     await made.lease()
@@ -47,9 +32,9 @@ async def real(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("dies", ["manager", "server"])
-async def test_a_death_in_the_middle_of_a_call_changes_nothing(real: World, server: EmbeddedServer, dies: str):
+async def test_a_death_in_the_middle_of_a_call_changes_nothing(real: World, own_server: EmbeddedServer, dies: str):
     """The next manager, or the same one when the server is back, goes on; the journal replays without a difference."""
-    manager = await real.start_manager(await connect(server.url, name="manager"))
+    manager = await real.start_manager(await connect(own_server.url, name="manager"))
     first = await real.turn([user("q")], "seven")
     asked = await real.ask([user("q"), first.message, user("r")])
     request = await real.found(GenerationRequested, generation=asked.call)
@@ -57,11 +42,11 @@ async def test_a_death_in_the_middle_of_a_call_changes_nothing(real: World, serv
     for event in events[:2]:
         await real.speaker.say(event)
     if dies == "server":
-        server.kill()
-        server.start()
+        own_server.kill()
+        own_server.start()
     else:
         await manager.kill()
-        manager = await real.start_manager(await connect(server.url, name="manager-2"))
+        manager = await real.start_manager(await connect(own_server.url, name="manager-2"))
     for event in events[2:]:
         await real.speaker.say(event)
     answer = await real.answer(asked.call)
@@ -75,17 +60,17 @@ async def test_a_death_in_the_middle_of_a_call_changes_nothing(real: World, serv
 
 
 async def test_the_replay_command_tells_by_its_exit_status(
-    real: World, server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    real: World, own_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
 ):
     """0: it would say the same. 1: a tampered answer is shown. 2: there is no such run."""
-    manager = await real.start_manager(await connect(server.url, name="manager"))
+    manager = await real.start_manager(await connect(own_server.url, name="manager"))
     answer = await real.turn([user("q")], "seven")
     await real.queue_is_empty()
     await manager.stop()
-    assert await main(server.url, real.store.url, RUN) == 0
+    assert await main(own_server.url, real.store.url, RUN) == 0
     assert "compared 2  equal 2  different 0" in capsys.readouterr().out
     await real.speaker.say(answer.model_copy(update={"call": "nobody"}))
-    assert await main(server.url, real.store.url, RUN) == 1
+    assert await main(own_server.url, real.store.url, RUN) == 1
     assert "nobody: was said, would not be" in capsys.readouterr().out
-    assert await main(server.url, real.store.url, "no-such-run") == 2
+    assert await main(own_server.url, real.store.url, "no-such-run") == 2
     assert "no-such-run" in capsys.readouterr().err

@@ -20,7 +20,9 @@ from seamlessflow.contracts import (
     RunStopRequested,
     SamplesReady,
 )
-from seamlessflow.contracts.routes import CONTROL_STREAM, control_streams, journal, subject_filter
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.routes import CONTROL_STREAM
+from seamlessflow.contracts.streams import control_streams, journal
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import read_lease
 from seamlessflow.weights import model_path, publish_folder

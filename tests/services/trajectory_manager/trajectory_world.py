@@ -25,7 +25,8 @@ from seamlessflow.contracts import (
     RunStarted,
     Service,
 )
-from seamlessflow.contracts.routes import LEASES_BUCKET, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.routes import LEASES_BUCKET
+from seamlessflow.contracts.streams import journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.settings import Settings

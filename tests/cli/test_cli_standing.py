@@ -1,0 +1,62 @@
+"""``status`` says the truth about a run, whoever is alive."""
+
+import pytest
+
+from seamlessflow.blobs import Store
+from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.cli.place import Address
+from seamlessflow.cli.standing import how_to_go_on, is_served, standing
+from seamlessflow.client import Client
+from seamlessflow.codec import pack_record
+from seamlessflow.contracts import NodeStatus, Role, RunEnded, RunPhase, RunState
+from seamlessflow.contracts.routes import NODES_BUCKET
+
+END = RunEnded(run="r", reason="tasks_ended", steps=2)
+
+
+def state(phase, reason=""):
+    return RunState(phase=phase, reason=reason, requested_at=0.0)
+
+
+@pytest.mark.parametrize(
+    ("ended", "said", "served", "stands"),
+    [
+        (END, state(RunPhase.RUNNING), True, "ended (tasks_ended)"),
+        (END, None, False, "ended (tasks_ended)"),
+        (None, state(RunPhase.REFUSED, "no such key"), True, "refused: no such key"),
+        (None, state(RunPhase.QUEUED, "a node that can train"), True, "queued, waits: a node that can train"),
+        (None, state(RunPhase.QUEUED), True, "queued"),
+        (None, None, True, "queued: the scheduler has not begun it"),
+        (None, state(RunPhase.RUNNING), True, "running"),
+        (None, state(RunPhase.RUNNING, "tasks"), True, "running, waits: tasks"),
+        (None, state(RunPhase.RUNNING, "tasks"), False, "suspended: nobody serves it; do this"),
+        (None, state(RunPhase.QUEUED, "a node"), False, "suspended before it began: nobody serves it; do this"),
+        (None, None, False, "suspended before it began: nobody serves it; do this"),
+    ],
+)
+def test_where_a_run_stands(ended, said, served, stands):
+    """An end is an end; the word of a scheduler that is gone counts for nothing."""
+    assert standing(ended, said, served=served, how="do this") == stands
+
+
+async def test_a_run_is_served_while_a_scheduler_is_there(tmp_path):
+    """Others cannot make it go on."""
+    bus = MemoryBus()
+    client, bucket = Client(bus, Store(f"file://{tmp_path}")), await bus.kv(NODES_BUCKET)
+
+    async def comes(service):
+        status = NodeStatus(node="n", service=service, instance="i", pid=1, capabilities=(Role.SERVE,))
+        await bucket.put(f"n.{service}", pack_record(status))
+
+    assert not await is_served(client)
+    await comes("trainer")
+    assert not await is_served(client)
+    await comes("scheduler")
+    assert await is_served(client)
+
+
+def test_how_a_run_goes_on_depends_on_where_it_lives():
+    """Here: resume it. Elsewhere: its services. Here and alive: their logs say why they are not there."""
+    assert how_to_go_on("r", None, ".venv/bin/seamlessflow") == "go on with: .venv/bin/seamlessflow train --resume r"
+    assert "seamlessflow up --nats" in how_to_go_on("r", Address("nats://h:1", None, elsewhere=True), "seamlessflow")
+    assert "runs/r/logs says why" in how_to_go_on("r", Address("nats://h:1", None, pid=1), "seamlessflow")
