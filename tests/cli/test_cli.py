@@ -1,5 +1,6 @@
 """The command: help that teaches, and mistakes answered in one line with exit code 2."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from seamlessflow.bus.server import EmbeddedServer, free_port
+from seamlessflow.cli.screen import make_console
 
 
 def command(*arguments, cwd, env=None):
@@ -236,3 +238,11 @@ def test_a_file_in_the_place_of_the_runs_folder_is_said(in_the_way, tmp_path):
     assert failed.returncode == 2
     assert "runs/it: the run's files belong there, and" in failed.stderr and "is not a folder" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_a_pipe_gets_plain_lines_even_where_colours_are_forced(monkeypatch):
+    """CI systems do that; a table that moves does not belong into their logs."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+
+    assert not make_console().is_terminal

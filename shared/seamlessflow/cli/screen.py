@@ -15,6 +15,7 @@ from ..run_view import RunView
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS_BESIDE_CURVE = 60
+"""Of the window: labels, elapsed time and what else stands beside the curve of rewards."""
 SHORTEST_CURVE, LONGEST_CURVE = 8, 60
 PIPE_COLUMNS = 1000
 """A pipe has no width: nothing wraps there, one line stays one line."""
@@ -24,7 +25,8 @@ def make_console() -> Console:
     """For people on a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         return Console(highlight=False)
-    return Console(highlight=False, soft_wrap=True, width=PIPE_COLUMNS)
+    # FORCE_COLOR, which CI systems set, would put a live table into the log.
+    return Console(highlight=False, soft_wrap=True, width=PIPE_COLUMNS, force_terminal=False)
 
 
 def log_to_stderr() -> None:
