@@ -42,6 +42,13 @@ class TrainingBatch:
         return len(self.advantages_N)
 
     @property
+    def teaching_paths(self) -> list[list[Path]]:
+        """Per group, the paths whose advantage is not zero. The others count in N and have a gradient of exactly zero, so
+        nobody needs to compute them: members of a group with equal rewards, above all.
+        """
+        return [[path for path in paths if path.trained and self.advantages_N[path.first] != 0.0] for paths in self.paths]
+
+    @property
     def num_masked(self) -> int:
         return len(self.ages) - self.num_trained
 

@@ -8,7 +8,7 @@ Knows nothing of runs, groups or the bus.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from .algorithms.grpo import policy_loss
 from .batches import TrainingBatch
 from .correction import importance_ratios, logprob_gap
 from .microbatches import MicroBatch, to_micro_batch
-from .packing import pack_group, plan_micro_batches
+from .packing import Path, pack_group, plan_micro_batches
 
 STATE_KINDS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's tensors for each parameter."""
@@ -50,7 +50,7 @@ class Hyperparameters:
 
 @dataclass(slots=True)
 class StepFigures:
-    """What a step measured, over all trained tokens."""
+    """What a step measured, over the trained tokens with an advantage."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -90,11 +90,13 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         if batch.num_trained == 0:
             return figures
-        for micro_batch in self._micro_batches(batch):
+        paths = batch.teaching_paths
+        num_computed = sum(len(path.trained) for group in paths for path in group)
+        for micro_batch in self._micro_batches(paths):
             if should_stop():
                 self._optimizer.zero_grad(set_to_none=True)
                 raise Abandoned("the step was given up on request; nothing was changed")
-            self._accumulate(micro_batch.to(self._device), batch, figures)
+            self._accumulate(micro_batch.to(self._device), batch, figures, num_computed)
         figures.grad_norm = self._clip()
         _require_finite(figures)
         for group in self._optimizer.param_groups:
@@ -107,13 +109,13 @@ class Learner:
         """[N] float32: the trained tokens' logprobs now, without learning."""
         logprobs_N = torch.zeros(batch.num_trained)
         with torch.no_grad():
-            for micro_batch in self._micro_batches(batch):
+            for micro_batch in self._micro_batches(batch.paths):
                 logprobs_N[micro_batch.tokens_K] = self._forward(micro_batch.to(self._device)).cpu()
         return logprobs_N
 
-    def _micro_batches(self, batch: TrainingBatch) -> Iterator[MicroBatch]:
+    def _micro_batches(self, groups: Sequence[Sequence[Path]]) -> Iterator[MicroBatch]:
         budget = self._settings.micro_batch_tokens
-        rows = [row for paths in batch.paths for row in pack_group(paths, row_tokens=budget)]
+        rows = [row for paths in groups for row in pack_group(paths, row_tokens=budget)]
         return map(to_micro_batch, plan_micro_batches(rows, token_budget=budget))
 
     def _forward(self, micro: MicroBatch) -> Tensor:
@@ -132,7 +134,7 @@ class Learner:
         logprobs_UV = torch.log_softmax(logits_UV.float() / self._settings.temperature, dim=-1)
         return logprobs_UV[micro.pick_K, micro.targets_K]
 
-    def _accumulate(self, micro: MicroBatch, batch: TrainingBatch, figures: StepFigures) -> None:
+    def _accumulate(self, micro: MicroBatch, batch: TrainingBatch, figures: StepFigures, num_computed: int) -> None:
         tokens_K = micro.tokens_K.cpu()
         engine_K = batch.engine_logprobs_N[tokens_K].to(self._device)
         advantages_K = batch.advantages_N[tokens_K].to(self._device)
@@ -143,8 +145,8 @@ class Learner:
         ratios_K = importance_ratios(logprobs_K, engine_K)
         gap, gap_tokens = logprob_gap(logprobs_K, engine_K, batch.is_current_N[tokens_K].to(self._device))
         figures.loss += float(loss.detach())
-        figures.importance_ratio += float(ratios_K.sum()) / total
-        figures.truncated_fraction += float((ratios_K > cap).sum()) / total
+        figures.importance_ratio += float(ratios_K.sum()) / num_computed
+        figures.truncated_fraction += float((ratios_K > cap).sum()) / num_computed
         figures.gap_sum += gap
         figures.gap_tokens += gap_tokens
 
