@@ -103,6 +103,28 @@ def test_a_step_does_not_depend_on_how_it_is_cut(seed: int, micro_batch_tokens: 
     assert cut_figures.grad_norm == pytest.approx(figures.grad_norm, rel=1e-3, abs=1e-5)
 
 
+def test_members_without_an_advantage_count_and_are_not_computed(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group with equal rewards makes the step's mean smaller and nothing else; its tokens never reach the model."""
+    rng, settings_ = random.Random(5), parse_run_config(run_document(Path("x"))).algorithm
+    teaching = [samples_ready("a", i, [random_sample(rng, [1, 2])], float(i)) for i in range(2)]
+    solved = [samples_ready("b", i, [random_sample(rng, [3, 4])], 1.0) for i in range(2)]
+    alone, both = (
+        make_batch([Group(m[0].origin.group, tuple(m)) for m in groups], VersionSteps([(0, 0)]), 0, 0, settings_)
+        for groups in ([teaching], [teaching, solved])
+    )
+    learner = a_learner(tiny_llama)
+    computed: list[int] = []
+    forward = learner._forward
+    monkeypatch.setattr(learner, "_forward", lambda micro: (computed.append(len(micro.tokens_K)), forward(micro))[1])
+    share = alone.num_trained / both.num_trained
+    first, second = a_learner(tiny_llama).train(alone, learning_rate=0.0), learner.train(both, learning_rate=0.0)
+
+    assert sum(computed) == alone.num_trained < both.num_trained
+    assert second.loss == pytest.approx(first.loss * share, rel=1e-4)
+    assert second.grad_norm == pytest.approx(first.grad_norm * share, rel=1e-3)
+    assert second.importance_ratio == pytest.approx(first.importance_ratio, rel=1e-4)
+
+
 def test_a_learning_rate_of_zero_leaves_the_weights_bit_identical(tiny_llama: Path) -> None:
     """The self-check of engine against trainer relies on it."""
     learner = a_learner(tiny_llama, weight_decay=0.1)
