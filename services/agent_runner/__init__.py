@@ -6,7 +6,7 @@ Remembers  nothing that matters: agents die with it, and whoever is given such a
 Promises   an agent never learns of pauses: its call is held alive until the answer is there or its episode is over;
            a failure is a status with a reason, never a reward; no agent outlives its runner; nothing of the service's
            environment (bus address, seeds, store) reaches an agent.
-Waits for  CallAnswered, each call for itself, without limit but the episode's longest life (its
+Waits for  CallAnswered, one look a second for all calls, without limit but the episode's longest life (its
            deadline stands still meanwhile, see own_time).
 
 ```

@@ -1,6 +1,6 @@
 """rollout-worker: owns one engine and samples tokens with it for whichever run its node's lease names.
 
-Hears      GenerationRequested (queue of the tags it holds) · leases and the weights' head (buckets, read twice a second)
+Hears      GenerationRequested (queue of the tags it holds) · its lease (each second, or poked), the weights' head (twice)
            · EpisodeEnded (read before a claim, and every few seconds while it samples)
 Says       GenerationClaimed, SegmentSampled, GenerationEnded · WeightsLoaded · RoleTaken, RoleReleased · presence
            · RunStopRequested when it can never serve the run

@@ -4,7 +4,8 @@ hears       RunRequested, RunStopRequested (CTL) · tasks, ends of episodes and 
             the trainer's start and end, roles taken and released (each run's QSCHEDULER) · the NODES bucket
 says        RunStarted · GroupAdmitted, EpisodeOpened (first and further attempts) · EvaluationEnded · TrainingEndRequested ·
             EpisodeEnded and GroupDropped for what the end of a run cuts off · RoleAssigned · RunEnded
-writes      LEASES (it alone: one lease per node, epochs only grow) · RUNS (what became of each request)
+writes      LEASES (it alone: one per node, with the affinity buckets it owns; epochs only grow) · RUNS (what became of
+            each request)
 remembers   nothing that is not in a journal or a bucket: it folds the journals of the runs that have not ended, and decides
             again
 promises    a run ends: when group after group comes to nothing it stops and says what failed ·

@@ -49,12 +49,18 @@ def differs(assignment: Assignment, lease: Lease | None) -> bool:
 
 
 def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:
-    """What the policy says, and which affinity buckets each node owns: as long as it can roll out, whatever its role is now,
-    so that a lent node finds its own episodes when it comes back.
+    """What the policy says, and which affinity buckets each node owns.
+
+    A node that is lent to training keeps its own and finds its episodes when it comes back; one that never rolls out owns
+    none. With fewer buckets than nodes all own all: a node that owned nothing would get only what others have no room for.
     """
-    held = {node.name: _buckets_of(node, demand) for node in devices if node.has(ROLLOUT)}
-    owned = split_evenly(demand.num_buckets, held)
     said = POLICIES[demand.policy](devices, demand, now)
+    never = {assignment.node for assignment in said if assignment.trainer and demand.policy == "disaggregated"}
+    held = {node.name: _buckets_of(node, demand) for node in devices if node.has(ROLLOUT) and node.name not in never}
+    if demand.num_buckets < len(held):
+        owned = dict.fromkeys(held, tuple(range(demand.num_buckets)))
+    else:
+        owned = split_evenly(demand.num_buckets, held)
     return [replace(assignment, buckets=owned.get(assignment.node, ())) for assignment in said]
 
 

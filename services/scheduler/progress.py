@@ -74,7 +74,7 @@ class Progress:
         self.owed: dict[str, EpisodeOrigin] = {}
         """Attempts that are to be opened: members of an admitted group, and attempts after a failed one."""
         self.bucket_loads = [0] * config.fleet.buckets
-        """Open groups of each affinity bucket."""
+        """Unfinished groups of each affinity bucket, evaluation included."""
         self.admitted = self.dropped = 0
         """Training groups, over the whole run."""
         self.num_unfinished = 0
@@ -209,6 +209,7 @@ class Progress:
             return True
         group.final[origin.index] = True
         self.num_unfinished -= group.evaluation is None and group.is_finished
+        self.bucket_loads[group.bucket] -= group.is_finished
         return True
 
     def _on_group_trained(self, event: GroupTrained, at: float) -> None:
@@ -240,7 +241,8 @@ class Progress:
                 self._forget_group(name)
 
     def _forget_group(self, name: str) -> None:
-        self.bucket_loads[self.groups.pop(name).bucket] -= 1
+        group = self.groups.pop(name)
+        self.bucket_loads[group.bucket] -= not group.is_finished
 
     def _on_step_taken(self, event: StepTaken, at: float) -> None:
         before = self.steps.step

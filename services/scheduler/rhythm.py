@@ -147,7 +147,7 @@ def _openings(progress: Progress) -> list[Event]:
 
 
 def _admitted(progress: Progress, tasks: Iterable[TaskSubmitted]) -> list[Event]:
-    """Each task's group, in the affinity bucket with the fewest open groups."""
+    """Each task's group, in the affinity bucket with the fewest unfinished groups."""
     loads, events = list(progress.bucket_loads), list[Event]()
     for task in tasks:
         bucket = min(range(len(loads)), key=loads.__getitem__)

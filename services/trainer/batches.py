@@ -44,7 +44,8 @@ class TrainingBatch:
     @property
     def teaching_paths(self) -> list[list[Path]]:
         """Per group, the paths whose advantage is not zero. The others count in N and have a gradient of exactly zero, so
-        nobody needs to compute them: members of a group with equal rewards, above all.
+        nobody needs to compute them: members of a group with equal rewards, above all. A step without any changes nothing,
+        the optimiser's averages included.
         """
         return [[path for path in paths if path.trained and self.advantages_N[path.first] != 0.0] for paths in self.paths]
 

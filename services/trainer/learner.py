@@ -57,6 +57,8 @@ class StepFigures:
     importance_ratio: float = 0.0
     """Mean before the cap."""
     truncated_fraction: float = 0.0
+    num_computed: int = 0
+    """Tokens that these are means over; 0: no member had an advantage, and nothing was computed or changed."""
     gap_sum: float = 0.0
     gap_tokens: int = 0
 
@@ -88,15 +90,15 @@ class Learner:
         """One optimiser step. Raises NotFinite or Abandoned; then nothing was changed."""
         figures = StepFigures()
         self._optimizer.zero_grad(set_to_none=True)
-        if batch.num_trained == 0:
-            return figures
         paths = batch.teaching_paths
-        num_computed = sum(len(path.trained) for group in paths for path in group)
+        figures.num_computed = sum(len(path.trained) for group in paths for path in group)
+        if not figures.num_computed:
+            return figures
         for micro_batch in self._micro_batches(paths):
             if should_stop():
                 self._optimizer.zero_grad(set_to_none=True)
                 raise Abandoned("the step was given up on request; nothing was changed")
-            self._accumulate(micro_batch.to(self._device), batch, figures, num_computed)
+            self._accumulate(micro_batch.to(self._device), batch, figures)
         figures.grad_norm = self._clip()
         _require_finite(figures)
         for group in self._optimizer.param_groups:
@@ -134,7 +136,7 @@ class Learner:
         logprobs_UV = torch.log_softmax(logits_UV.float() / self._settings.temperature, dim=-1)
         return logprobs_UV[micro.pick_K, micro.targets_K]
 
-    def _accumulate(self, micro: MicroBatch, batch: TrainingBatch, figures: StepFigures, num_computed: int) -> None:
+    def _accumulate(self, micro: MicroBatch, batch: TrainingBatch, figures: StepFigures) -> None:
         tokens_K = micro.tokens_K.cpu()
         engine_K = batch.engine_logprobs_N[tokens_K].to(self._device)
         advantages_K = batch.advantages_N[tokens_K].to(self._device)
@@ -145,8 +147,8 @@ class Learner:
         ratios_K = importance_ratios(logprobs_K, engine_K)
         gap, gap_tokens = logprob_gap(logprobs_K, engine_K, batch.is_current_N[tokens_K].to(self._device))
         figures.loss += float(loss.detach())
-        figures.importance_ratio += float(ratios_K.sum()) / num_computed
-        figures.truncated_fraction += float((ratios_K > cap).sum()) / num_computed
+        figures.importance_ratio += float(ratios_K.sum()) / figures.num_computed
+        figures.truncated_fraction += float((ratios_K > cap).sum()) / figures.num_computed
         figures.gap_sum += gap
         figures.gap_tokens += gap_tokens
 

@@ -38,8 +38,6 @@ def step_metrics(
         "loss": figures.loss,
         "grad_norm": figures.grad_norm,
         "learning_rate": learning_rate,
-        "importance_ratio": figures.importance_ratio,
-        "truncated_fraction": figures.truncated_fraction,
         "staleness_mean": fmean(batch.ages) if batch.ages else 0.0,
         "staleness_max": float(max(batch.ages, default=0)),
         "trained_tokens": float(batch.num_trained),
@@ -50,6 +48,8 @@ def step_metrics(
         "seconds_train": times.train,
         "seconds_publish": times.publish,
     }
+    if figures.num_computed:
+        metrics |= {"importance_ratio": figures.importance_ratio, "truncated_fraction": figures.truncated_fraction}
     if figures.logprob_gap is not None:
         metrics["logprob_gap"] = figures.logprob_gap
     return metrics

@@ -93,9 +93,9 @@ class Stepping:
             batch = make_batch(groups, self._joined.steps, self.standing.step, version, self._config.algorithm)
             done = await self._take(batch)
         except (BadInput, NotFinite, ValueError) as wrong:
+            await self._fail(str(wrong))
             if self.standing.exact is None:
                 raise  # learned and not published: only the next line knows where it stands
-            await self._fail(str(wrong))
             done = False
         if not done:
             self._intake.book.put_back(groups)

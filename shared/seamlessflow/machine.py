@@ -10,9 +10,12 @@ from pathlib import Path
 from .errors import ConfigError
 from .supervisor import Child
 
-
-KEEP_BYTES = str(1 << 32)
-"""Memory that a process which computes keeps for its next tensors."""
+_KEEPS_MEMORY = {
+    "trainer": {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)},
+    "rollout-worker": {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)},
+}
+"""glibc gives large tensors back to the kernel at every free and gets them zeroed again: a sixth of a training step. A worker
+keeps less: the cache that a sleeping engine frees is for the trainer beside it."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,7 @@ def _child(name: str, service: str, node: str, machine: Machine, threads: int | 
     env = {
         # Arithmetic threads that spin while they wait steal the cores from the other services of this machine.
         "OMP_WAIT_POLICY": "passive",
-        # glibc gives large tensors back to the kernel at every free and gets them zeroed again: a fifth of a training step.
-        # Not for the services without tensors: it would only keep memory.
-        **({} if threads is None else {"MALLOC_MMAP_THRESHOLD_": KEEP_BYTES, "MALLOC_TRIM_THRESHOLD_": KEEP_BYTES}),
+        **_KEEPS_MEMORY.get(service, {}),
         **({} if threads is None else {"OMP_NUM_THREADS": str(threads)}),
         **os.environ,
         "SEAMLESSFLOW_NATS_URL": machine.nats_url,

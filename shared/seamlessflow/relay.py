@@ -41,15 +41,20 @@ class Relay:
         os.close(said)
         os.close(ours)
         self._handle(self._on_signal)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._before = before
 
     def run(self, argv: list[str]) -> int:
         """Returns the command's exit code; 128 + N when signal N ended it."""
-        with subprocess.Popen(argv) as command:
+        # Signals wait until there is somebody to pass them on to; the command itself starts with the mask of before.
+        with subprocess.Popen(argv, preexec_fn=self._unblock) as command:
+            self._unblock()
             code = command.wait()
         os.close(self._alive)
         os.waitpid(self._witness, 0)
         return code if code >= 0 else 128 - code
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
     def _handle(self, handler: signal._HANDLER) -> None:
         for number in self._signals:
@@ -57,8 +62,11 @@ class Relay:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         while select.select([self._seen_by_witness], [], [], WITNESS_SECONDS)[0]:
-            if os.read(self._seen_by_witness, 1) in (bytes([number]), b""):
+            said = os.read(self._seen_by_witness, 64)
+            if bytes([number]) in said:
                 return
+            if not said:  # the witness is gone: better twice than never
+                break
         for pid in group_below(os.getpid()):
             if pid != self._witness:
                 try:

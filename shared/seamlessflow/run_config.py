@@ -179,7 +179,7 @@ class FleetSection(Section):
     """Partitions of the trajectory-manager."""
     buckets: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
     """Affinity buckets per tag. The episodes of a group share one, and each has one worker as its owner, whose prefix cache
-    they find. As many as there are workers, or a small multiple."""
+    they find: as many as there are workers, or a small multiple. Fewer than workers: all workers share all evenly."""
     max_attempts: PositiveInt = 3
     """Attempts at an episode before it counts as failed. One lost with its runner is repeated beyond that, up to 10 in all."""
     journal_bytes: int = -1

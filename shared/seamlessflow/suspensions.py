@@ -4,7 +4,7 @@ No event says that everything was ended and started again: whoever is killed say
 weights or starts episodes says who it is, and a trainer counts its lines. While a run goes on, whatever dies or waits,
 somebody is seen before and after; a suspension is the longest silence between the last sign of the old ones and the first
 sign of new ones. Not seen: a suspension after which nobody sampled or trained, and one of processes that came back under
-their old names.
+their old names. Taken for one: two seconds of silence in the last round, when the only worker died and came back.
 """
 
 from __future__ import annotations

@@ -27,10 +27,12 @@ from services.rollout_worker.engines.sampling import draw
 
 MAX_PASS_TOKENS = 256
 """Tokens of one pass: more would delay interrupts and updates, fewer would waste what reading the weights costs."""
+MIN_PROMPT_TOKENS = 16
+"""Prompt tokens that a pass has room for however many sequences decode in it."""
 WORTH_WAITING = 16
 """A sequence waits for the next pass when that saves it this many tokens, which a sequence of this pass computes now."""
-ROWS_PER_SLOT = 2
-"""Rows of the cache for each sequence that runs: the others keep finished ones for those that start alike."""
+MOST_SPARE_ROWS = 64
+"""As many rows as slots, but at most these, keep finished sequences for those that start alike."""
 
 
 @dataclass(slots=True)
@@ -106,13 +108,14 @@ class DecodeBatch:
 
     def _rows(self) -> RowCache:
         if self._cache is None:
-            self._cache = self._model.make_cache(num_rows=self._num_slots * ROWS_PER_SLOT, max_tokens=self._max_tokens)
+            num_rows = self._num_slots + min(self._num_slots, MOST_SPARE_ROWS)
+            self._cache = self._model.make_cache(num_rows=num_rows, max_tokens=self._max_tokens)
         return self._cache
 
     def _admit(self) -> None:
         """Open rows for waiting sequences while there are free slots and the next pass has room for their tokens."""
         cache, passed_over = self._rows(), list[Sequence]()
-        room = MAX_PASS_TOKENS - sum(self._pending(row) for row in range(len(self._running)))
+        room = MAX_PASS_TOKENS - sum(self._prompt_tokens_left(row) for row in range(len(self._running)))
         while self._waiting and len(self._running) < self._num_slots and room > 0:
             sequence = self._waiting.popleft()
             if self._is_worth_waiting(sequence):
@@ -125,7 +128,12 @@ class DecodeBatch:
 
     def _is_worth_waiting(self, sequence: Sequence) -> bool:
         """Whether a sequence that is being prefilled will soon hold more of this one's beginning than any row does now."""
-        prefilling = [other for row, other in enumerate(self._running) if self._pending(row) > WORTH_WAITING]
+        rows = self._rows().rows
+        prefilling = [
+            other
+            for row, other in enumerate(self._running)
+            if self._prompt_tokens_left(row) > WORTH_WAITING and rows[row].is_shareable
+        ]
         if not prefilling:
             return False
         ours = sequence.token_ids[:-1]
@@ -136,10 +144,15 @@ class DecodeBatch:
         """Tokens of a running sequence that its row does not hold yet: 1 while it decodes."""
         return len(self._running[row].token_ids) - len(self._rows().rows[row].token_ids)
 
+    def _prompt_tokens_left(self, row: int) -> int:
+        """The same for a prompt that is being read; 0 while it decodes."""
+        pending = self._pending(row)
+        return pending if pending > 1 else 0
+
     def _share(self) -> list[New]:
-        """What each running row brings to the pass: decoding rows their token, then prompts in order what is left."""
+        """What each running row brings to the pass: decoding rows their token, and prompts, in order, as much as has room."""
         pending = [self._pending(row) for row in range(len(self._running))]
-        room = MAX_PASS_TOKENS - pending.count(1)
+        room = max(MIN_PROMPT_TOKENS, MAX_PASS_TOKENS - pending.count(1))
         news = []
         for row, count in enumerate(pending):
             taken = 1 if count == 1 else max(0, min(count, room))
@@ -183,6 +196,6 @@ class DecodeBatch:
     def _close_row(self, row: int) -> None:
         """Keep the running rows contiguous: the last one moves into the gap; the closed one stays for sharing."""
         last = len(self._running) - 1
-        self._rows().swap(row, last)
+        self._rows().close_row(row, last)
         self._running[row] = self._running[last]
         self._running.pop()

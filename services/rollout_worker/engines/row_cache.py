@@ -10,10 +10,12 @@ Dimensions: L layers, R rows, H key/value heads, T positions, D head size, N new
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ class Row:
     is_shareable: bool = True
     """False: some of it was computed by weights that are gone."""
     used: int = 0
-    """When a request last had or read it, counted in requests."""
+    """When a request last had or read it, on the cache's own clock."""
 
     @property
     def is_worth_keeping(self) -> bool:
@@ -44,11 +46,13 @@ class RowCache:
     def __init__(
         self, *, num_layers: int, num_rows: int, num_heads: int, max_tokens: int, head_size: int, dtype: torch.dtype
     ) -> None:
-        # zeros come from untouched pages: memory is used as far as sequences really reach.
-        self._store = torch.zeros(num_layers, 2, num_rows, num_heads, max_tokens, head_size, dtype=dtype)
+        shape = (num_layers, 2, num_rows, num_heads, max_tokens, head_size)
+        # numpy's zeros are untouched pages, torch's are written: so memory is used as far as sequences really reach.
+        zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        self._store = torch.from_numpy(zeros).view(dtype).view(shape)
         self._layers = [(layer[0], layer[1]) for layer in self._store]
         self.rows = [Row() for _ in range(num_rows)]
-        self._num_requests = 0
+        self._ticks = 0
         self._write: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
 
     def aim(self, news: Sequence[New]) -> tuple[Tensor, list[Band]]:
@@ -71,8 +75,12 @@ class RowCache:
         """Called by some models; positions are always passed explicitly, so it only has to be a number."""
         return 0
 
-    def swap(self, one: int, other: int) -> None:
-        """Exchange two rows."""
+    def close_row(self, index: int, last: int) -> None:
+        """A request ended: its row goes behind the last running one, which takes its place; it was used just now."""
+        self.rows[index].used = self._tick()
+        self._swap(index, last)
+
+    def _swap(self, one: int, other: int) -> None:
         if one == other:
             return
         length = max(len(self.rows[one].token_ids), len(self.rows[other].token_ids))
@@ -88,13 +96,12 @@ class RowCache:
         At least the last token of the prompt is always left to compute: its logits are needed.
         """
         source, shared = self.longest_shared_prefix(prompt_ids)
-        self._num_requests += 1
         if shared:
-            self.rows[source].used = self._num_requests
+            self.rows[source].used = self._tick()
         if source != index or shared < len(self.rows[index].token_ids):
             self._move_away(index, keep=source if shared else None)
             self._copy(source, index, shared)
-        self.rows[index] = Row(prompt_ids[:shared], used=self._num_requests)
+        self.rows[index] = Row(prompt_ids[:shared], used=self._tick())
         return shared
 
     def forget(self) -> None:
@@ -104,13 +111,17 @@ class RowCache:
 
     def longest_shared_prefix(self, prompt_ids: list[int]) -> tuple[int, int]:
         """The row that holds most of a prompt's beginning, and how many tokens of it."""
-        best, best_length = 0, 0
+        best, best_length, sought = 0, 0, prompt_ids[:-1]
         for index, row in enumerate(self.rows):
             if row.is_shareable and len(row.token_ids) > best_length:
-                length = shared_prefix_length(row.token_ids, prompt_ids[:-1], at_least=best_length)
+                length = shared_prefix_length(row.token_ids, sought, at_least=best_length)
                 if length > best_length:
                     best, best_length = index, length
         return best, best_length
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        return self._ticks
 
     def _move_away(self, index: int, keep: int | None) -> None:
         free = [other for other in range(index, len(self.rows)) if other != keep]

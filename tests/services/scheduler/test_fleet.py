@@ -195,6 +195,23 @@ def test_every_affinity_bucket_has_one_owner_which_keeps_it_while_its_node_train
     assert all(set(leases[name].buckets) <= set(buckets) for name, buckets in before.items())
 
 
+def test_with_fewer_buckets_than_workers_all_own_all():
+    """One bucket and two workers: neither is a mere backup that gets what the other has no room for."""
+    leases, _ = Sim().tick([*MACHINE, status("gpu2", WORKER)], demand("r1"))
+
+    assert (leases["gpu"].buckets, leases["gpu2"].buckets) == ((0,), (0,))
+
+
+def test_a_node_that_trains_for_the_whole_run_owns_no_bucket():
+    """Although its worker could roll out: nobody would find a cache there."""
+    fleet = [*MACHINE, status("gpu2", WORKER), status("gpu3", WORKER)]
+    leases, _ = Sim().tick(fleet, Demand("r1", "disaggregated", envs=("single",), num_buckets=2))
+    trainer = next(name for name, lease in leases.items() if lease.trainer)
+
+    assert leases[trainer].buckets == ()
+    assert sorted(b for lease in leases.values() for b in lease.buckets) == [0, 1]
+
+
 @given(num_shards=st.integers(1, 20), num_managers=st.integers(1, 6))
 def test_shards_stay_where_they_are_and_move_as_few_as_can_be(num_shards, num_managers):
     """Splitting again changes nothing; losing a manager moves only its shards."""

@@ -37,7 +37,7 @@ from seamlessflow.contracts import (
     Service,
     WeightsHead,
 )
-from seamlessflow.contracts.routes import LEASES_BUCKET, WEIGHTS_BUCKET
+from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import consumer_name, control_streams, journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Speaker, make_context
@@ -133,6 +133,7 @@ class World:
         self.epoch += 1
         lease = Lease(run=run, role=role, epoch=self.epoch, trainer=trainer)
         await (await self.bus.kv(LEASES_BUCKET)).put(NODE, pack_record(lease))
+        await self.bus.hint(HINT_POKE.format(node=NODE), b"")
         return self.epoch
 
     @asynccontextmanager
