@@ -97,6 +97,8 @@ def launch_of(agent: AgentSection, opened: EpisodeOpened, *, home: Path, base_ur
         "HOME": str(home),
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),  # its clients add the version themselves
+        "ANTHROPIC_API_KEY": key,
         TASK_VARIABLE: str(home / "task.json"),
     }
     argv: tuple[str, ...] | None = None

@@ -76,7 +76,13 @@ def tool_call_id(call: str, index: int) -> str:
 
 
 def pointers_in(message: Message) -> Iterator[str]:
-    """Calls that the tool-call ids of a message point at; ids that are not ours are passed over."""
+    """Calls that a message points at: by its ``turn``, which the gateway reads out of item ids, or by its tool-call ids.
+
+    Ids that are not ours are passed over.
+    """
+    turn = message.get("turn")
+    if isinstance(turn, str):
+        yield turn
     for tool_call in message.get("tool_calls") or ():
         identity = tool_call.get("id")
         if isinstance(identity, str) and identity.startswith(_POINTER):

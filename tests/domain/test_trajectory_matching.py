@@ -109,6 +109,14 @@ def test_examples_in_the_first_prompt_are_no_fork(world: World):
     assert world.ends().num_forks == 0
 
 
+def test_a_text_turn_is_found_by_what_the_gateway_read_out_of_item_ids(world: World):
+    """Responses clients bring back ids for every item; so one of two turns that say the same is told, or a trimmed one."""
+    first, second = (world.turn([user("q")], "seven") for _ in range(2))
+    for answer, text in ((first, "seven"), (second, "seven"), (second, "seven\n")):
+        echoed = {"role": "assistant", "content": text, "turn": answer.call}
+        assert parent_of(world, [user("q"), echoed, user("r")]) == answer.call
+
+
 @given(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=4) | st.none(), max_size=4))
 def test_canonical_arguments_forget_only_form(arguments: dict[str, Any]):
     """Order and spacing do not count; a map and its JSON are the same."""

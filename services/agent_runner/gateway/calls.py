@@ -26,7 +26,7 @@ from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import SeamlessFlowError, Unavailable
 from seamlessflow.runtime import Speaker
 
-from .chat import ChatAsked
+from .dialect import Asked
 from .digests import digest
 
 if TYPE_CHECKING:
@@ -77,17 +77,18 @@ class CallDesk:
         if self._unsubscribe is not None:
             await self._unsubscribe()
 
-    def start(self, session: Session, asked: ChatAsked, body_digest: str, request: web.BaseRequest) -> Call:
+    def start(self, session: Session, asked: Asked, body_digest: str, request: web.BaseRequest) -> Call:
         """Ask. The returned call's task ends with the answer, or is cancelled with its session."""
         event = self._requested(session, asked, number=len(session.calls))
         task = asyncio.create_task(self._answered(session, event), name=f"call {event.call}")
         call = Call(event.call, body_digest, task, request)
         session.calls.append(call)
+        session.memory.note(call, asked, event.messages)
         session.time.call_asked()
         task.add_done_callback(lambda _: session.time.call_over())
         return call
 
-    def _requested(self, session: Session, asked: ChatAsked, *, number: int) -> CallRequested:
+    def _requested(self, session: Session, asked: Asked, *, number: int) -> CallRequested:
         opened = session.opened
         contents: dict[str, dict[str, Any]] = {}
         messages = tuple(_noted(contents, message) for message in asked.messages)

@@ -1,4 +1,4 @@
-"""OpenAI chat completions: what a request body means, and which bodies are refused. Pure.
+"""OpenAI chat completions: what a request body means, and which bodies are refused. Pure; answers are in ``chat_answers``.
 
 Accepted and without effect, because the run decides how tokens are drawn and everything is recorded anyway: temperature,
 top_p, seed, penalties, logit_bias, logprobs, top_logprobs (answers carry no logprobs), user, metadata, store, and fields
@@ -7,64 +7,30 @@ we do not know. Refused with 400: what an agent would miss if it were ignored (s
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-import msgpack
-
-from .errors import ApiError, bad_request, unsupported
+from .dialect import Asked, json_object, kind_of, model_and_stream, whole_number
+from .errors import bad_request, unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOL_CHOICES = ("auto", "none")
-_PATIENCE = "it needs constrained decoding, which is not supported yet"
+PATIENCE = "it needs constrained decoding, which is not supported yet"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAsked:
-    """A request that can be answered. Messages and tools are as the agent sent them."""
-
-    model: str
-    messages: tuple[dict[str, Any], ...]
-    tools: tuple[dict[str, Any], ...] | None
-    tool_choice: str | None
-    max_tokens: int | None
-    stream: bool
-    include_usage: bool
-
-
-def parse_chat(raw: bytes) -> ChatAsked:
+def parse_chat(raw: bytes) -> Asked:
     """The request in a body. Raises ApiError 400 that says what to change."""
-    body = _json_object(raw)
+    body = json_object(raw)
     _refuse_unsupported(body)
-    model, stream = body.get("model"), body.get("stream")
-    if not isinstance(model, str) or not model:
-        raise bad_request("model must be the name of a model, see GET /v1/models", "model")
-    if stream not in (None, True, False):
-        raise bad_request("stream must be true or false", "stream")
-    return ChatAsked(
+    model, stream = model_and_stream(body)
+    return Asked(
         model=model,
-        messages=_messages(body.get("messages")),
-        tools=_tools(body.get("tools")),
+        messages=checked_messages(body.get("messages")),
+        tools=checked_tools(body.get("tools")),
         tool_choice=_tool_choice(body.get("tool_choice")),
         max_tokens=_max_tokens(body),
-        stream=bool(stream),
-        include_usage=_include_usage(body.get("stream_options"), is_stream=bool(stream)),
+        stream=stream,
+        extra={"include_usage": _include_usage(body.get("stream_options"), is_stream=stream)},
     )
-
-
-def _json_object(raw: bytes) -> dict[str, Any]:
-    def refuse_constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        body = json.loads(raw, parse_constant=refuse_constant)
-        msgpack.packb(body)  # what cannot travel must be refused here: lone surrogates, integers beyond 64 bits, depth
-    except (ValueError, OverflowError, RecursionError) as wrong:
-        raise bad_request(f"the body must be JSON of ordinary text and numbers: {wrong}", code="invalid_json") from wrong
-    if not isinstance(body, dict):
-        raise bad_request(f"the body must be a JSON object, got {_kind(body)}", code="invalid_json")
-    return body
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
@@ -74,17 +40,18 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         raise unsupported("stop is not supported yet: leave it out and cut the text yourself", "stop")
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise unsupported(f"response_format must be left out or {{'type': 'text'}}: {_PATIENCE}", "response_format")
+        raise unsupported(f"response_format must be left out or {{'type': 'text'}}: {PATIENCE}", "response_format")
     for legacy, instead in (("functions", "tools"), ("function_call", "tool_choice")):
         if body.get(legacy) is not None:
             raise unsupported(f"{legacy} is not supported: use {instead}", legacy)
     if body.get("parallel_tool_calls") is False:
-        raise unsupported(f"parallel_tool_calls = false must be left out: {_PATIENCE}", "parallel_tool_calls")
+        raise unsupported(f"parallel_tool_calls = false must be left out: {PATIENCE}", "parallel_tool_calls")
     if body.get("modalities") not in (None, ["text"]) or body.get("audio") is not None:
         raise unsupported("only text can be answered: leave modalities and audio out", "modalities")
 
 
-def _messages(given: Any) -> tuple[dict[str, Any], ...]:
+def checked_messages(given: Any) -> tuple[dict[str, Any], ...]:
+    """Messages in the chat completions form. Raises ApiError 400 that names the place."""
     if not isinstance(given, list) or not given:
         raise bad_request("messages must be a list with at least one message", "messages")
     for position, message in enumerate(given):
@@ -94,7 +61,7 @@ def _messages(given: Any) -> tuple[dict[str, Any], ...]:
 
 def _check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict):
-        raise bad_request(f"{where} must be an object with role and content, got {_kind(message)}", where)
+        raise bad_request(f"{where} must be an object with role and content, got {kind_of(message)}", where)
     role = message.get("role")
     if role not in ROLES:
         raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", f"{where}.role")
@@ -110,7 +77,7 @@ def _check_content(content: Any, where: str, *, may_be_empty: bool) -> None:
     if isinstance(content, str) or (content is None and may_be_empty):
         return
     if not isinstance(content, list):
-        raise bad_request(f"{where}.content must be text or a list of text parts, got {_kind(content)}", f"{where}.content")
+        raise bad_request(f"{where}.content must be text or a list of text parts, got {kind_of(content)}", f"{where}.content")
     for number, part in enumerate(content):
         place = f"{where}.content[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
@@ -130,11 +97,12 @@ def _check_tool_calls(calls: Any, where: str, role: Any) -> None:
             raise bad_request(f"{place} must have a function with name and arguments, both text", place)
 
 
-def _tools(given: Any) -> tuple[dict[str, Any], ...] | None:
+def checked_tools(given: Any) -> tuple[dict[str, Any], ...] | None:
+    """Tools in the chat completions form; None where there are none. Raises ApiError 400 that names the place."""
     if given is None or given == []:
         return None
     if not isinstance(given, list):
-        raise bad_request(f"tools must be a list, got {_kind(given)}", "tools")
+        raise bad_request(f"tools must be a list, got {kind_of(given)}", "tools")
     for number, tool in enumerate(given):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
@@ -146,15 +114,12 @@ def _tools(given: Any) -> tuple[dict[str, Any], ...] | None:
 def _tool_choice(given: Any) -> str | None:
     if given is None or given in TOOL_CHOICES:
         return given  # type: ignore[no-any-return]
-    raise unsupported(f"tool_choice must be 'auto' or 'none', got {given!r}: {_PATIENCE}", "tool_choice")
+    raise unsupported(f"tool_choice must be 'auto' or 'none', got {given!r}: {PATIENCE}", "tool_choice")
 
 
 def _max_tokens(body: dict[str, Any]) -> int | None:
-    wanted = [(key, body[key]) for key in ("max_tokens", "max_completion_tokens") if body.get(key) is not None]
-    for key, value in wanted:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise bad_request(f"{key} must be a whole number of at least 1, got {value!r}", key)
-    return min((value for _, value in wanted), default=None)
+    wanted = [whole_number(body, key) for key in ("max_tokens", "max_completion_tokens")]
+    return min((value for value in wanted if value is not None), default=None)
 
 
 def _include_usage(options: Any, *, is_stream: bool) -> bool:
@@ -163,12 +128,3 @@ def _include_usage(options: Any, *, is_stream: bool) -> bool:
     if not is_stream or not isinstance(options, dict):
         raise bad_request("stream_options must be an object, and needs stream = true", "stream_options")
     return bool(options.get("include_usage"))
-
-
-def _kind(value: Any) -> str:
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "text", type(None): "null"}
-    kind: type = type(value)
-    return names.get(kind, "a number or a truth value")
-
-
-__all__ = ["ApiError", "ChatAsked", "parse_chat"]

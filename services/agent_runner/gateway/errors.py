@@ -27,9 +27,10 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> web.Response:
+    def response(self, body: dict[str, Any] | None = None) -> web.Response:
+        """``body``: in another dialect's form."""
         # The official clients retry 409 and 5xx by themselves unless told that it is of no use.
-        return web.json_response(self.body(), status=self.status, headers={"x-should-retry": "false"})
+        return web.json_response(body or self.body(), status=self.status, headers={"x-should-retry": "false"})
 
 
 def bad_request(message: str, param: str | None = None, *, code: str = "invalid_request") -> ApiError:

@@ -11,17 +11,14 @@ connection is aborted, the client's own retry comes, and gets the remembered err
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 
 from aiohttp import web
 
-from seamlessflow.contracts import CallAnswered
-
-from . import answers
-from .answers import Frame
 from .calls import Call
-from .chat import ChatAsked
+from .dialect import Asked, Dialect, Frame
 from .errors import EPISODE_OVER, ApiError
 from .sessions import Session
 
@@ -29,20 +26,20 @@ GRACE_SECONDS = 1.0
 BEAT_SECONDS = 1.0
 
 
-async def send(request: web.Request, session: Session, call: Call, asked: ChatAsked) -> web.StreamResponse:
+async def send(request: web.Request, session: Session, call: Call, asked: Asked, dialect: Dialect) -> web.StreamResponse:
     """Answer a request with a call's answer when it is there. Raises ApiError while nothing was sent."""
     call.request = request
-    frame = Frame(call.id, asked.model, int(time.time()))
+    frame = Frame(call.id, int(time.time()), asked)
     has_answer = await _within(call, GRACE_SECONDS)
     if has_answer and (refusal := _refusal_of(call)) is not None:
         call.was_delivered = True
         raise refusal
     if asked.stream:
-        return await _send_stream(request, call, asked, frame)
-    return await _send_whole(request, session, call, frame)
+        return await _send_stream(request, call, frame, dialect)
+    return await _send_whole(request, session, call, frame, dialect)
 
 
-async def _send_whole(request: web.Request, session: Session, call: Call, frame: Frame) -> web.StreamResponse:
+async def _send_whole(request: web.Request, session: Session, call: Call, frame: Frame, dialect: Dialect) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     with suppress(ConnectionError):
         await response.prepare(request)
@@ -50,7 +47,7 @@ async def _send_whole(request: web.Request, session: Session, call: Call, frame:
             await response.write(b" ")
         refusal = _refusal_of(call)
         if refusal is None:
-            await response.write(web.json_response(answers.completion(frame, call.answer.result())).body)  # type: ignore[arg-type]
+            await response.write(json.dumps(dialect.whole(frame, call.answer.result())).encode())
             await response.write_eof()
             call.was_delivered = _is_open(request)
         else:
@@ -60,28 +57,21 @@ async def _send_whole(request: web.Request, session: Session, call: Call, frame:
     return response
 
 
-async def _send_stream(request: web.Request, call: Call, asked: ChatAsked, frame: Frame) -> web.StreamResponse:
+async def _send_stream(request: web.Request, call: Call, frame: Frame, dialect: Dialect) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     with suppress(ConnectionError):
         await response.prepare(request)
-        await response.write(answers.event(answers.opening(frame)))
+        await response.write(dialect.opening(frame))
         while not await _within(call, BEAT_SECONDS):
-            await response.write(answers.event(answers.idle(frame)))
+            await response.write(dialect.idle(frame))
         refusal = _refusal_of(call)
         if refusal is None:
-            await response.write(_rest(frame, call.answer.result(), asked))
+            await response.write(b"".join(dialect.rest(frame, call.answer.result())))
         else:
-            await response.write(answers.event(refusal.body()))
+            await response.write(dialect.error_event(frame, refusal))
         await response.write_eof()
         call.was_delivered = _is_open(request)
     return response
-
-
-def _rest(frame: Frame, answer: CallAnswered, asked: ChatAsked) -> bytes:
-    events = [answers.event(chunk) for chunk in answers.deltas(frame, answer)]
-    if asked.include_usage:
-        events.append(answers.event(answers.last_usage(frame, answer)))
-    return b"".join([*events, answers.DONE])
 
 
 async def _within(call: Call, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""The HTTP server: routes, keys, and errors in OpenAI's form whatever goes wrong."""
+"""The HTTP server: routes, keys, and errors in the form of the dialect that was spoken, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from seamlessflow.errors import ConfigError
 
 from . import holding
 from .calls import CallDesk
-from .chat import parse_chat
+from .chat_answers import ChatCompletions
+from .dialect import Dialect
 from .errors import EPISODE_OVER, ApiError
+from .messages import estimated_tokens, parse_messages
+from .messages_answers import Messages
+from .responses_answers import Responses
 from .sessions import Sessions
 
 log = structlog.get_logger()
 
 MAX_BODY_BYTES = 64 << 20
 RETRY_HEADER = "x-stainless-retry-count"
-_ROUTES = "POST /v1/chat/completions, GET /v1/models"
+COUNT_TOKENS = f"{Messages.path}/count_tokens"
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages())
+_BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
+_ROUTES = ", ".join([*(f"POST {path}" for path in _BY_PATH), f"POST {COUNT_TOKENS}", "GET /v1/models"])
 
 
 class Gateway:
@@ -35,7 +42,10 @@ class Gateway:
     async def open(self, host: str, port: int) -> None:
         """Listen. Raises ConfigError when the address cannot be had."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_in_their_form])
-        app.router.add_post("/v1/chat/completions", self._complete)
+        for path in _BY_PATH:
+            app.router.add_post(path, self._complete)
+        app.router.add_post(COUNT_TOKENS, self._count_tokens)
+        app.router.add_route("HEAD", "/", _alive)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._show_model)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
@@ -59,11 +69,11 @@ class Gateway:
             await self._runner.cleanup()
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        session = self._sessions.of(request.headers)
+        dialect, session = _dialect_of(request), self._sessions.of(request.headers)
         raw = await request.read()
         if session.is_over:
             raise EPISODE_OVER
-        asked = parse_chat(raw)
+        asked = session.memory.completed(dialect.parse(raw))
         body_digest = hashlib.sha256(raw).hexdigest()
         num_retries = _number(request.headers.get(RETRY_HEADER, "0"))
         if num_retries and (refusal := session.refusals.pop(body_digest, None)) is not None:
@@ -71,7 +81,11 @@ class Gateway:
         call = session.call_to_join(body_digest, num_retries)
         if call is None:
             call = self._desk.start(session, asked, body_digest, request)
-        return await holding.send(request, session, call, asked)
+        return await holding.send(request, session, call, asked, dialect)
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        self._sessions.of(request.headers)
+        return web.json_response({"input_tokens": estimated_tokens(parse_messages(await request.read()))})
 
     async def _list_models(self, request: web.Request) -> web.Response:
         model = _model(self._sessions.of(request.headers).model)
@@ -82,20 +96,31 @@ class Gateway:
         return web.json_response(_model(request.match_info["model"]))
 
 
+async def _alive(request: web.Request) -> web.Response:
+    """Claude Code looks whether anybody is there before it asks anything, without a key."""
+    return web.Response()
+
+
 @web.middleware
 async def _in_their_form(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except ApiError as refused:
-        return refused.response()
+        error = refused
     except web.HTTPRequestEntityTooLarge:
-        return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large").response()
+        error = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
     except web.HTTPException as wrong:
         what = f"{request.method} {request.path} is not served here; there are: {_ROUTES}"
-        return ApiError(wrong.status, what, code="unknown_route").response()
+        error = ApiError(wrong.status, what, code="unknown_route")
     except Exception:
         log.exception("gateway.failed", path=request.path)
-        return ApiError(500, "the gateway failed; its log says why", code="internal_error").response()
+        error = ApiError(500, "the gateway failed; its log says why", code="internal_error")
+    return error.response(_dialect_of(request).error_body(error))
+
+
+def _dialect_of(request: web.Request) -> Dialect:
+    """By the path, or for another path by what it begins with."""
+    return next((dialect for dialect in DIALECTS if request.path.startswith(dialect.path)), DIALECTS[0])
 
 
 def _model(name: str) -> dict[str, str | int]:

@@ -11,6 +11,7 @@ from seamlessflow.contracts import EpisodeOpened
 from ..own_time import OwnTime
 from .calls import Call
 from .errors import EPISODE_OVER, ApiError
+from .memory import Memory
 
 NUM_REMEMBERED = 4096
 """Keys of ended episodes that still get 409 instead of 401."""
@@ -29,6 +30,7 @@ class Session:
     calls: list[Call] = field(default_factory=list)
     refusals: dict[str, ApiError] = field(default_factory=dict)
     """By body digest: errors that came after status 200 was sent, for the client's own retry."""
+    memory: Memory = field(default_factory=Memory)
     time: OwnTime = field(default_factory=OwnTime)
     """Stands still while a call of its waits for an answer."""
     is_over: bool = False
@@ -81,4 +83,5 @@ class Sessions:
             return session
         if key in self._ended:
             raise EPISODE_OVER
-        raise ApiError(401, "unknown API key: use the OPENAI_API_KEY this agent was started with", code="invalid_api_key")
+        what = "unknown API key: use the one this agent was started with (OPENAI_API_KEY, ANTHROPIC_API_KEY)"
+        raise ApiError(401, what, code="invalid_api_key")

@@ -218,6 +218,9 @@ class GatewayWorld:
     def openai(self, kind: Any, **more: Any) -> Any:
         return kind(base_url=self.gateway.base_url, api_key=self.session.key, **more)
 
+    def anthropic(self, kind: Any, **more: Any) -> Any:
+        return kind(base_url=self.gateway.base_url.removesuffix("/v1"), api_key=self.session.key, **more)
+
 
 @pytest.fixture
 async def gateway(make_world: Any) -> AsyncIterator[GatewayWorld]:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.errors import ConfigError
-from services.agent_runner.gateway.answers import NUM_PIECES, pieces
 from services.agent_runner.gateway.calls import call_seed
 from services.agent_runner.gateway.chat import parse_chat
+from services.agent_runner.gateway.dialect import NUM_PIECES, pieces
 from services.agent_runner.gateway.digests import digest
 from services.agent_runner.gateway.errors import ApiError
 from services.agent_runner.gateway.server import Gateway
@@ -85,10 +85,18 @@ def test_fields_that_change_nothing_are_accepted(harmless: dict[str, Any]) -> No
     assert parse_chat(json.dumps({**HELLO, **harmless}).encode()).messages == tuple(HELLO["messages"])
 
 
+@pytest.mark.parametrize("turn", [[1], {"a": 1}, 7, None])
+async def test_a_field_that_looks_like_ours_is_only_a_field(gateway: Any, turn: Any) -> None:
+    """An agent may put anything into its messages; only the text of a call points at one."""
+    history = [*HELLO["messages"], {"role": "assistant", "turn": turn}, {"role": "user", "content": "and?"}]
+
+    assert (await post(gateway, json.dumps({**HELLO, "messages": history}).encode()))[0] == 200
+
+
 async def test_unknown_routes_and_methods_are_refused_in_the_same_form(gateway: Any) -> None:
     """404 and 405 as JSON, saying what is served."""
     async with aiohttp.ClientSession() as http:
-        for method, path, status in (("POST", "/responses", 404), ("GET", "/chat/completions", 405)):
+        for method, path, status in (("POST", "/embeddings", 404), ("GET", "/chat/completions", 405)):
             async with http.request(method, gateway.gateway.base_url + path) as response:
                 assert response.status == status
                 assert "POST /v1/chat/completions" in (await response.json())["error"]["message"]

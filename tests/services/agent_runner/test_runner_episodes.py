@@ -86,6 +86,8 @@ async def test_an_agent_sees_its_own_surroundings_only(
         "LANG",
         "OPENAI_BASE_URL",
         "OPENAI_API_KEY",
+        "ANTHROPIC_BASE_URL",
+        "ANTHROPIC_API_KEY",
         "SEAMLESSFLOW_TASK",
         "PYTHONPATH",
         "EXTRA",

@@ -1,0 +1,106 @@
+"""Anthropic messages: what a request body means, and which bodies are refused. Pure; blocks are in ``messages_blocks``,
+answers in ``messages_answers``.
+
+Accepted and without effect, because the run decides how tokens are drawn: temperature, top_p, top_k, metadata, thinking,
+context_management, service_tier, betas, cache_control, and fields we do not know. Refused with 400: what an agent would
+miss if it were ignored (see ``_REFUSED``, ``_tools`` and ``_tool_choice``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from .dialect import Asked, json_object, kind_of, model_and_stream, whole_number
+from .errors import bad_request, unsupported
+from .messages_blocks import conversation, system_messages
+
+PATIENCE = "it needs constrained decoding, which is not supported yet"
+OWN_TOOLS = "only tools that the agent itself describes and runs are supported"
+_REFUSED = {
+    "stop_sequences": "they are not supported yet; cut the text yourself",
+    "output_format": PATIENCE,
+    "mcp_servers": OWN_TOOLS,
+    "container": OWN_TOOLS,
+    "thread": "conversations are not kept; send all messages",
+    "compaction": "ask for a summary in words of your own",
+}
+BYTES_PER_TOKEN = 4
+"""About what English text and code come to with the vocabularies in use."""
+
+
+def parse_messages(raw: bytes) -> Asked:
+    """The request in a body. Raises ApiError 400 that says what to change."""
+    body = json_object(raw)
+    _refuse_unsupported(body)
+    model, stream = model_and_stream(body)
+    return Asked(
+        model=model,
+        messages=(*system_messages(body.get("system")), *conversation(body.get("messages"))),
+        tools=_tools(body.get("tools")),
+        tool_choice=_tool_choice(body.get("tool_choice")),
+        max_tokens=whole_number(body, "max_tokens"),
+        stream=stream,
+    )
+
+
+def estimated_tokens(asked: Asked) -> int:
+    """An estimate, as the gateway has no tokenizer: a quarter of the UTF-8 bytes of all text, rounded up.
+
+    The count that is exact is the ``input_tokens`` of an answer.
+    """
+    return -(-sum(len(text.encode()) for text in _all_text(asked)) // BYTES_PER_TOKEN)
+
+
+def _all_text(asked: Asked) -> Iterator[str]:
+    for message in asked.messages:
+        yield message["content"]
+        yield message.get("reasoning_content", "")
+        for call in message.get("tool_calls", ()):
+            yield call["function"]["name"]
+            yield call["function"]["arguments"]
+    for tool in asked.tools or ():
+        yield json.dumps(tool["function"], ensure_ascii=False)
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    for field, why in _REFUSED.items():
+        if body.get(field) not in (None, [], {}):
+            raise unsupported(f"{field} must be left out: {why}", field)
+    config = body.get("output_config")
+    if isinstance(config, dict) and config.get("format") is not None:
+        raise unsupported(f"output_config.format must be left out: {PATIENCE}", "output_config.format")
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...] | None:
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list):
+        raise bad_request(f"tools must be a list, got {kind_of(given)}", "tools")
+    return tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(given))
+
+
+def _tool(given: Any, place: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise bad_request(f"{place} must be an object with name and input_schema, got {kind_of(given)}", place)
+    if given.get("type") not in (None, "custom"):
+        raise unsupported(f"{place} has type {given['type']!r}: {OWN_TOOLS}; give it a name and an input_schema", place)
+    name, description, schema = given.get("name"), given.get("description"), given.get("input_schema")
+    if not isinstance(name, str) or not name or not isinstance(schema, dict):
+        raise bad_request(f"{place} must have a name (text) and an input_schema (an object)", place)
+    if not isinstance(description, str | None):
+        raise bad_request(f"{place}.description must be text, got {kind_of(description)}", f"{place}.description")
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+
+
+def _tool_choice(given: Any) -> str | None:
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind not in ("auto", "none"):
+        raise unsupported(f"tool_choice must be of type 'auto' or 'none', got {given!r}: {PATIENCE}", "tool_choice")
+    if given.get("disable_parallel_tool_use"):
+        raise unsupported(f"tool_choice.disable_parallel_tool_use must be left out: {PATIENCE}", "tool_choice")
+    return str(kind)

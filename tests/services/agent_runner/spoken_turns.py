@@ -1,0 +1,48 @@
+"""Scripted turns for a gateway's fake manager, and which turn each call went on from, as the real manager finds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.trajectory_manager.answers import message_of
+from services.trajectory_manager.matching import Conversations, Known
+from services.trajectory_manager.parsing import Parsed, ToolCall
+
+
+def turn(content: str = "", *calls: str, reasoning: str | None = None) -> Parsed:
+    """``calls``: the arguments of calls of the tool calc."""
+    return Parsed(content, tuple(ToolCall("calc", arguments) for arguments in calls), reasoning)
+
+
+@dataclass
+class Script:
+    """A reply function: says one turn after the other, with the ids the manager gives, and remembers what it said."""
+
+    turns: Sequence[Parsed]
+    seconds: float = 0.0
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    async def __call__(self, messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
+        parsed = self.turns[len(self.said)]
+        self.said[request.call] = message_of(parsed, request.call)
+        await asyncio.sleep(self.seconds)
+        return self.said[request.call]
+
+
+def parents_of(manager: Any, said: Mapping[str, Mapping[str, Any]]) -> list[int | None]:
+    """For each call the number of the call whose turn it went on from; None: it began a conversation.
+
+    Nowhere may stand an assistant's message that is not one of ours.
+    """
+    conversations, parents = Conversations(), []
+    numbers = {call.call: number for number, call in enumerate(manager.calls)}
+    for call in manager.calls:
+        messages = [Known.of(manager.contents[key]) for key in call.messages]
+        place = conversations.place(messages, call.tools)
+        assert place.num_foreign == 0
+        parents.append(None if place.parent is None else numbers[place.parent])
+        conversations.answered(call.call, place.key, said[call.call])
+    return parents
