@@ -26,7 +26,7 @@ def test_an_agent_learns_and_everything_adds_up(train, seamlessflow):
     before = summary["evaluation"]["before"]["mean_reward"]["calculator"]
     after = summary["evaluation"]["after"]["mean_reward"]["calculator"]
     assert before <= 0.5
-    assert after >= 0.8  # the README's figure is the mean of three seeds; one seed may fall a little short of it
+    assert after >= 0.85  # the README's figure is the mean of three seeds; one seed may fall a little short of it
     assert after - before >= 0.35
     assert summary["tasks"]["held_out"] == 60
     tokens = summary["ledger"]["tokens"]
