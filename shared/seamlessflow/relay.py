@@ -42,16 +42,22 @@ class Relay:
         os.close(ours)
         self._handle(self._on_signal)
         self._before = before
+        self._witnessed: set[int] = set()
 
     def run(self, argv: list[str]) -> int:
         """Returns the command's exit code; 128 + N when signal N ended it."""
-        # Signals wait until there is somebody to pass them on to; the command itself starts with the mask of before.
-        with subprocess.Popen(argv, preexec_fn=self._unblock) as command:
+        # Signals wait until there is somebody to pass them on to.
+        with subprocess.Popen(argv, preexec_fn=self._be_ordinary) as command:
             self._unblock()
             code = command.wait()
         os.close(self._alive)
         os.waitpid(self._witness, 0)
         return code if code >= 0 else 128 - code
+
+    def _be_ordinary(self) -> None:
+        """The command dies of a signal that waited, as if it had been there; ours is not the handler to run in it."""
+        self._handle(signal.SIG_DFL)
+        self._unblock()
 
     def _unblock(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
@@ -61,12 +67,14 @@ class Relay:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        while select.select([self._seen_by_witness], [], [], WITNESS_SECONDS)[0]:
+        while number not in self._witnessed and select.select([self._seen_by_witness], [], [], WITNESS_SECONDS)[0]:
             said = os.read(self._seen_by_witness, 64)
-            if bytes([number]) in said:
-                return
             if not said:  # the witness is gone: better twice than never
                 break
+            self._witnessed.update(said)
+        if number in self._witnessed:
+            self._witnessed.discard(number)
+            return
         for pid in group_below(os.getpid()):
             if pid != self._witness:
                 try:
