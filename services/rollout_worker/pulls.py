@@ -50,9 +50,8 @@ class Pulls:
     def __init__(self, bus: Bus, run: str, handler: Handler, num_slots: int) -> None:
         self._bus, self._run, self._handler, self._num_slots = bus, run, handler, num_slots
         self._pulls: dict[str, _Pull] = {}
-        self._left: list[_Pull] = []
-        """Of which something still runs: it takes slots."""
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], _Pull] = {}
+        """A pull that was left takes slots until its last handler has ended, and its task with it."""
         self._is_open = False
 
     async def open(self, parts: Mapping[str, int]) -> None:
@@ -92,19 +91,22 @@ class Pulls:
         self._pulls[part] = pull
 
     def _leave(self, pull: _Pull) -> None:
-        self._left.append(pull)
         task = asyncio.create_task(pull.subscription.leave())
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving[task] = pull
+        task.add_done_callback(self._has_left)
+
+    def _has_left(self, task: asyncio.Task[None]) -> None:
+        del self._leaving[task]
+        if self._is_open:
+            self._share()
 
     def _share_if_many(self) -> None:
-        if self._is_open and len(self._pulls) + len(self._left) > 1:
+        if self._is_open and len(self._pulls) + len(self._leaving) > 1:
             self._share()
 
     def _share(self) -> None:
         owned = {part for part, pull in self._pulls.items() if pull.priority == OWNER_PRIORITY}
-        self._left = [pull for pull in self._left if pull.num_running]
-        num_slots = self._num_slots - sum(pull.num_running for pull in self._left)
+        num_slots = self._num_slots - sum(pull.num_running for pull in self._leaving.values())
         shares = credits_of({part: pull.num_running for part, pull in self._pulls.items()}, num_slots, owned)
         for part, pull in self._pulls.items():
             pull.subscription.set_credit(shares[part] if self._is_open else 0)
