@@ -55,7 +55,7 @@ def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> list[A
     none. With fewer buckets than nodes all own all: a node that owned nothing would get only what others have no room for.
     """
     said = POLICIES[demand.policy](devices, demand, now)
-    never = {assignment.node for assignment in said if assignment.trainer and demand.policy == "disaggregated"}
+    never = {assignment.node for assignment in said if assignment.never_rolls_out}
     held = {node.name: _buckets_of(node, demand) for node in devices if node.has(ROLLOUT) and node.name not in never}
     if demand.num_buckets < len(held):
         owned = dict.fromkeys(held, tuple(range(demand.num_buckets)))

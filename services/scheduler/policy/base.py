@@ -87,6 +87,8 @@ class Assignment:
     tags: tuple[str, ...] = ()
     trainer: bool = False
     hand_back: bool = False
+    never_rolls_out: bool = False
+    """For the whole run; so it owns no affinity bucket."""
     buckets: tuple[int, ...] = ()
     """Affinity buckets that the node owns, whatever its role is now; filled in by the plan, no policy's matter."""
 

@@ -7,6 +7,7 @@ colocated are made for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .base import ROLLOUT, Assignment, Demand, Node, idle, rollout, train, trainer_of
 
@@ -20,7 +21,7 @@ def next_assignments(fleet: Sequence[Node], demand: Demand, now: float) -> list[
         reason = f"{NEEDS_TWO}; {chosen.name} is alone: add a node, or set policy to multiplexed"
         return [idle(node, demand, reason, trainer=node is chosen) for node in fleet]
     return [
-        train(node, demand, "it trains for the whole run")
+        replace(train(node, demand, "it trains for the whole run"), never_rolls_out=True)
         if node is chosen
         else rollout(node, demand, "it rolls out for the whole run")
         for node in fleet
