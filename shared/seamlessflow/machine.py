@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,21 @@ from pathlib import Path
 from .errors import ConfigError
 from .supervisor import Child
 
+
+def _takes_any_threshold(library: str, version: str) -> bool:
+    """Whether malloc's mmap threshold may lie above 32 MiB: glibc from 2.35 on. Older ones then map every tensor anew."""
+    parts = version.split(".")
+    return library == "glibc" and all(map(str.isdigit, parts)) and tuple(map(int, parts)) >= (2, 35)
+
+
+def _kept(threshold: int, trim: int) -> dict[str, str]:
+    return {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(trim)}
+
+
+_MODEST = _kept(32 << 20, 256 << 20)
 _KEEPS_MEMORY = {
-    "trainer": {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)},
-    "rollout-worker": {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)},
+    "trainer": _kept(4 << 30, 4 << 30) if _takes_any_threshold(*platform.libc_ver()) else _MODEST,
+    "rollout-worker": _MODEST,
 }
 """glibc gives large tensors back to the kernel at every free and gets them zeroed again: a sixth of a training step. A worker
 keeps less: the cache that a sleeping engine frees is for the trainer beside it."""
