@@ -107,14 +107,6 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return figures
 
-    def logprobs(self, batch: TrainingBatch) -> Tensor:
-        """[N] float32: the trained tokens' logprobs now, without learning."""
-        logprobs_N = torch.zeros(batch.num_trained)
-        with torch.no_grad():
-            for micro_batch in self._micro_batches(batch.paths):
-                logprobs_N[micro_batch.tokens_K] = self._forward(micro_batch.to(self._device)).cpu()
-        return logprobs_N
-
     def _micro_batches(self, groups: Sequence[Sequence[Path]]) -> Iterator[MicroBatch]:
         budget = self._settings.micro_batch_tokens
         rows = [row for paths in groups for row in pack_group(paths, row_tokens=budget)]
