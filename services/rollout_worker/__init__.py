@@ -1,6 +1,6 @@
 """rollout-worker: owns one engine and samples tokens with it for whichever run its node's lease names.
 
-Hears      GenerationRequested (queue of the tags it holds) · its lease (each second, or poked), the weights' head (twice)
+Hears      GenerationRequested (queue of the tags it holds) · its lease, the weights' head (looked at, or poked)
            · EpisodeEnded (read before a claim, and every few seconds while it samples)
 Says       GenerationClaimed, SegmentSampled, GenerationEnded · WeightsLoaded · RoleTaken, RoleReleased · presence
            · RunStopRequested when it can never serve the run

@@ -95,7 +95,7 @@ class Stepping:
         except (BadInput, NotFinite, ValueError) as wrong:
             await self._fail(str(wrong))
             if self.standing.exact is None:
-                raise  # learned and not published: only the next line knows where it stands
+                raise  # learned and not published: only the next line knows where it stands, and the run is stopped
             done = False
         if not done:
             self._intake.book.put_back(groups)

@@ -153,7 +153,7 @@ class AlgorithmSection(Section):
     """Tokens sampled more optimiser steps ago are masked; groups are admitted so that few get that old."""
     drop_zero_variance: bool = True
     """Drop groups in which every reward is equal, and sample others instead (every step has its full share of groups that
-    teach). False: they count as groups of the step, and cost it no computing (steps come at a steady pace)."""
+    teach). False: they count as groups of the step, and cost it no gradients (steps come at a steady pace)."""
     stop_after_failed_groups: PositiveInt | None = None
     """The run stops, saying why, when this many groups failed one after the other and no episode completed in between.
     None: 2 * groups_per_step."""

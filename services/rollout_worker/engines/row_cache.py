@@ -47,7 +47,7 @@ class RowCache:
         self, *, num_layers: int, num_rows: int, num_heads: int, max_tokens: int, head_size: int, dtype: torch.dtype
     ) -> None:
         shape = (num_layers, 2, num_rows, num_heads, max_tokens, head_size)
-        # numpy's zeros are untouched pages, torch's are written: so memory is used as far as sequences really reach.
+        # numpy's zeros are untouched pages (of up to 2 MiB), torch's are written: memory grows about as far as sequences reach.
         zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         self._store = torch.from_numpy(zeros).view(dtype).view(shape)
         self._layers = [(layer[0], layer[1]) for layer in self._store]

@@ -69,8 +69,8 @@ class Lease(Record):
     tags: tuple[str, ...] = ()
     """Rollout: tags of the generations it may pull. Agent-runner: environment tags. Trajectory-manager: its shards."""
     buckets: tuple[int, ...] = ()
-    """Rollout: affinity buckets it owns, of each of its tags. Of the others it is a backup: it gets what their owners
-    have no room for."""
+    """Affinity buckets it owns, of each tag it rolls out; it keeps them while it is lent to training. Of the others it is a
+    backup: it gets what their owners have no room for. With fewer buckets than workers all own all."""
     epoch: int
     reason: str = ""
     trainer: bool = False
