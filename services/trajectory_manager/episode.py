@@ -173,11 +173,11 @@ class Episode:
             return refusal(call.request, engine_refused(call.request.call))
         assert call.place is not None
         turn = call.turn(requested)
-        self.tree.add(turn)
-        call.segments.clear()
         tools = self._tools[call.request.tools] if call.request.tools and call.request.tool_choice != "none" else None
         parsed = self._renderer.parse(turn.sampled, tools)
         message = message_of(parsed, call.request.call)
+        self.tree.add(turn)
+        call.segments.clear()
         self._conversations.answered(call.request.call, call.place.key, message)
         return CallAnswered(
             run=call.request.run,

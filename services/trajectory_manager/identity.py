@@ -47,7 +47,7 @@ def identity_of(message: Message) -> bytes:
         message.get("tool_call_id") if message.get("role") == "tool" else None,
         message.get("name"),
     ]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, ensure_ascii=False).encode()).digest()
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).digest()
 
 
 def _call_identity(call: Mapping[str, Any]) -> list[object]:
@@ -56,13 +56,12 @@ def _call_identity(call: Mapping[str, Any]) -> list[object]:
 
 
 def canonical_arguments(arguments: object) -> str:
-    """Tool arguments without the freedom JSON leaves; text that is not JSON stays as it is."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return f"raw:{arguments}"
-    return json.dumps(arguments, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    """Tool arguments without the freedom JSON leaves; text that is not JSON, or nested too deep to read, stays as it is."""
+    try:
+        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(given, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return f"raw:{arguments}"
 
 
 def chain(key: bytes, link: bytes) -> bytes:
@@ -76,7 +75,8 @@ def tool_call_id(call: str, index: int) -> str:
 
 
 def pointers_in(message: Message) -> Iterator[str]:
-    """Calls that a message points at: by its ``turn``, which the gateway reads out of item ids, or by its tool-call ids.
+    """Calls that a message points at: by its ``turn``, which the gateway reads out of item ids and signatures, or by its
+    tool-call ids.
 
     Ids that are not ours are passed over.
     """

@@ -70,7 +70,12 @@ def parse_call(block: str) -> ToolCall | None:
     name, arguments = json.loads(members["name"]), json.loads(members["arguments"])
     if not isinstance(name, str) or not name or not isinstance(arguments, dict | str):
         return None
-    return ToolCall(name, arguments if isinstance(arguments, str) else members["arguments"])
+    call = ToolCall(name, arguments if isinstance(arguments, str) else members["arguments"])
+    try:
+        (call.name + call.arguments).encode()
+    except UnicodeEncodeError:  # half a surrogate pair, escaped: it could not be handed on
+        return None
+    return call
 
 
 def _verbatim_members(text: str) -> dict[str, str] | None:

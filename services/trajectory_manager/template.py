@@ -71,7 +71,9 @@ def _with_map(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     try:
         parsed = json.loads(function["arguments"])
-    except (KeyError, TypeError, ValueError):
+        if "\\u" in function["arguments"]:
+            json.dumps(parsed, ensure_ascii=False).encode()  # half a surrogate pair can be escaped, and never encoded
+    except (KeyError, TypeError, ValueError, RecursionError):
         return {**call, "function": function}
     return {**call, "function": {**function, "arguments": parsed if isinstance(parsed, dict) else function["arguments"]}}
 

@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.trajectory_manager.identity import canonical_arguments, identity_of, pointers_in, tool_call_id
+from services.trajectory_manager.parsing import parse_call, parse_text
+from services.trajectory_manager.template import ChatTemplate
 from tests.domain.trajectory_builders import CALC, World, ids_of, tokenizer, user
 
 CALL = '<tool_call>{"name": "calc", "arguments": {"b": 2, "a":  1}}</tool_call>'
@@ -149,3 +151,26 @@ def test_messages_that_mean_something_else_differ():
     ]
     assert len({identity_of(message) for message in different}) == len(different)
     assert identity_of(user("ab")) == identity_of({"role": "user", "content": [{"text": "a"}, {"text": "b"}]})
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": "\\ud83d"}', "[" * 5000, '{"a": ' * 5000], ids=["half a pair", "deep list", "deep map"]
+)
+def test_arguments_that_cannot_be_read_or_encoded_are_still_arguments(arguments: str):
+    """An agent's history and a model's own turn may hold them: they have an identity, and templates get them as text."""
+    call = {"id": "x", "type": "function", "function": {"name": "calc", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    assert identity_of(message) == identity_of(dict(message))
+    shown = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {}).render(
+        [message], None, add_generation_prompt=False
+    )
+    shown.encode()
+    assert shown == arguments
+
+
+@pytest.mark.parametrize("block", ['{"name": "f\\ud83d", "arguments": {}}', '{"name": "f", "arguments": "\\ud83d"}'])
+def test_a_call_that_could_not_be_handed_on_is_text(block: str):
+    """Half a surrogate pair, escaped, as a model may well sample it."""
+    assert parse_call(block) is None
+    assert parse_text(f"<tool_call>{block}</tool_call>", with_tools=True).num_malformed == 1
