@@ -49,14 +49,14 @@ class Call:
     id: str
     body_digest: str
     answer: asyncio.Task[CallAnswered]
-    request: web.BaseRequest
-    """The client that waits for it now."""
+    transport: asyncio.Transport | None
+    """Of the client that waits for it now. Not its request, which would keep the whole body as long as the session lives."""
     was_delivered: bool = False
     """The whole answer was handed to a connection that was still open."""
 
     @property
     def has_lost_client(self) -> bool:
-        return self.request.transport is None or self.request.transport.is_closing()
+        return self.transport is None or self.transport.is_closing()
 
 
 class CallDesk:
@@ -81,7 +81,7 @@ class CallDesk:
         """Ask. The returned call's task ends with the answer, or is cancelled with its session."""
         event = self._requested(session, asked, number=len(session.calls))
         task = asyncio.create_task(self._answered(session, event), name=f"call {event.call}")
-        call = Call(event.call, body_digest, task, request)
+        call = Call(event.call, body_digest, task, request.transport)
         session.calls.append(call)
         session.memory.note(call, asked, event.messages)
         session.time.call_asked()

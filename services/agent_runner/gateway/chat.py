@@ -56,7 +56,8 @@ def checked_messages(given: Any) -> tuple[dict[str, Any], ...]:
         raise bad_request("messages must be a list with at least one message", "messages")
     for position, message in enumerate(given):
         _check_message(message, f"messages[{position}]")
-    return tuple(given)
+    # ``turn`` is our own word, which other dialects put in; here it is a field like any that we do not know.
+    return tuple({key: value for key, value in message.items() if key != "turn"} for message in given)
 
 
 def _check_message(message: Any, where: str) -> None:

@@ -43,4 +43,6 @@ def unsupported(message: str, param: str) -> ApiError:
     return bad_request(message, param, code="unsupported_parameter")
 
 
-EPISODE_OVER = ApiError(409, "this episode is over; no further calls are answered", code="episode_over")
+def episode_over() -> ApiError:
+    """409. A new one each time: an exception that is raised again keeps the frames of every time before."""
+    return ApiError(409, "this episode is over; no further calls are answered", code="episode_over")

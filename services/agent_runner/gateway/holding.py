@@ -15,12 +15,15 @@ import json
 import time
 from contextlib import suppress
 
+import structlog
 from aiohttp import web
 
 from .calls import Call
 from .dialect import Asked, Dialect, Frame
-from .errors import EPISODE_OVER, ApiError
+from .errors import ApiError, episode_over
 from .sessions import Session
+
+log = structlog.get_logger()
 
 GRACE_SECONDS = 1.0
 BEAT_SECONDS = 1.0
@@ -28,7 +31,7 @@ BEAT_SECONDS = 1.0
 
 async def send(request: web.Request, session: Session, call: Call, asked: Asked, dialect: Dialect) -> web.StreamResponse:
     """Answer a request with a call's answer when it is there. Raises ApiError while nothing was sent."""
-    call.request = request
+    call.transport = request.transport
     frame = Frame(call.id, int(time.time()), asked)
     has_answer = await _within(call, GRACE_SECONDS)
     if has_answer and (refusal := _refusal_of(call)) is not None:
@@ -82,7 +85,10 @@ async def _within(call: Call, seconds: float) -> bool:
 
 def _refusal_of(call: Call) -> ApiError | None:
     if call.answer.cancelled():
-        return EPISODE_OVER
+        return episode_over()
+    if (failure := call.answer.exception()) is not None:
+        log.error("call.failed", call=call.id, reason=repr(failure))
+        return ApiError(500, "the gateway failed; its log says why", code="internal_error")
     error = call.answer.result().error
     return None if error is None else ApiError.of(error)
 

@@ -46,13 +46,18 @@ class Memory:
 
     def _answer(self, call: str) -> Message:
         known, _ = self._said.get(call, (None, ()))
-        if known is None or not known.answer.done() or known.answer.cancelled() or known.answer.result().error is not None:
+        if known is None or not _is_answered(known):
             raise bad_request(
                 f"call {call} was not answered in this session, or was asked with store = false: send the whole input",
                 "previous_response_id",
                 code="previous_response_not_found",
             )
         return {**known.answer.result().message, "turn": call}
+
+
+def _is_answered(call: Call) -> bool:
+    over = call.answer.done() and not call.answer.cancelled() and call.answer.exception() is None
+    return over and call.answer.result().error is None
 
 
 def reference(call: str) -> Message:

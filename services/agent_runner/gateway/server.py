@@ -15,7 +15,7 @@ from . import holding
 from .calls import CallDesk
 from .chat_answers import ChatCompletions
 from .dialect import Dialect
-from .errors import EPISODE_OVER, ApiError
+from .errors import ApiError, episode_over
 from .messages import estimated_tokens, parse_messages
 from .messages_answers import Messages
 from .responses_answers import Responses
@@ -72,7 +72,7 @@ class Gateway:
         dialect, session = _dialect_of(request), self._sessions.of(request.headers)
         raw = await request.read()
         if session.is_over:
-            raise EPISODE_OVER
+            raise episode_over()
         asked = session.memory.completed(dialect.parse(raw))
         body_digest = hashlib.sha256(raw).hexdigest()
         num_retries = _number(request.headers.get(RETRY_HEADER, "0"))
@@ -109,6 +109,8 @@ async def _in_their_form(request: web.Request, handler: Handler) -> web.StreamRe
         error = refused
     except web.HTTPRequestEntityTooLarge:
         error = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
+    except web.RequestPayloadError as wrong:
+        error = ApiError(400, f"the body cannot be read: {wrong}", code="unreadable_body")
     except web.HTTPException as wrong:
         what = f"{request.method} {request.path} is not served here; there are: {_ROUTES}"
         error = ApiError(wrong.status, what, code="unknown_route")
@@ -128,4 +130,4 @@ def _model(name: str) -> dict[str, str | int]:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

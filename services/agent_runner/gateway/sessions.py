@@ -10,7 +10,7 @@ from seamlessflow.contracts import EpisodeOpened
 
 from ..own_time import OwnTime
 from .calls import Call
-from .errors import EPISODE_OVER, ApiError
+from .errors import ApiError, episode_over
 from .memory import Memory
 
 NUM_REMEMBERED = 4096
@@ -82,6 +82,6 @@ class Sessions:
         if session is not None:
             return session
         if key in self._ended:
-            raise EPISODE_OVER
+            raise episode_over()
         what = "unknown API key: use the one this agent was started with (OPENAI_API_KEY, ANTHROPIC_API_KEY)"
         raise ApiError(401, what, code="invalid_api_key")

@@ -85,12 +85,34 @@ def test_fields_that_change_nothing_are_accepted(harmless: dict[str, Any]) -> No
     assert parse_chat(json.dumps({**HELLO, **harmless}).encode()).messages == tuple(HELLO["messages"])
 
 
-@pytest.mark.parametrize("turn", [[1], {"a": 1}, 7, None])
+@pytest.mark.parametrize("turn", ["c1", [1], {"a": 1}, 7, None])
 async def test_a_field_that_looks_like_ours_is_only_a_field(gateway: Any, turn: Any) -> None:
-    """An agent may put anything into its messages; only the text of a call points at one."""
+    """An agent may put anything into its messages; only ids that it brings back point at a turn."""
     history = [*HELLO["messages"], {"role": "assistant", "turn": turn}, {"role": "user", "content": "and?"}]
 
     assert (await post(gateway, json.dumps({**HELLO, "messages": history}).encode()))[0] == 200
+
+
+@pytest.mark.parametrize("headers", [{"Content-Encoding": "gzip"}, {"x-stainless-retry-count": "9" * 5000}])
+async def test_strange_headers_are_no_failure_of_ours(gateway: Any, headers: dict[str, str]) -> None:
+    """A body that is not what its header says is refused; a count without meaning is none."""
+    key = {"Authorization": f"Bearer {gateway.session.key}"}
+
+    status, _ = await post(gateway, json.dumps(HELLO).encode(), {**key, **headers})
+
+    assert status == (400 if "Content-Encoding" in headers else 200)
+
+
+async def test_refusals_keep_nothing_of_the_calls_before_them(gateway: Any) -> None:
+    """An exception that is raised again keeps the frames of every time before, and bodies with them."""
+    gateway.sessions.close(gateway.session)
+    refused = []
+    for _ in range(2):
+        with pytest.raises(ApiError) as caught:
+            gateway.sessions.of({"x-api-key": gateway.session.key})
+        refused.append(caught.value)
+
+    assert refused[0] is not refused[1] and refused[0].status == 409
 
 
 async def test_unknown_routes_and_methods_are_refused_in_the_same_form(gateway: Any) -> None:
