@@ -68,12 +68,12 @@ def _unpack(subject: str, payload: bytes, headers: Mapping[str, str]) -> dict[st
 def _event_type(subject: str, name: object) -> type[Event]:
     if isinstance(name, str):
         kind, _, version = name.partition("/")
-        route = BY_NAME.get(kind)
-        if route is None:
+        event = BY_NAME.get(kind)
+        if event is None:
             raise MalformedMessage(f"{subject}: unknown event {name!r}; a newer writer's, or a typing mistake")
-        if version and version.isdigit() and int(version) > route.event.version:
-            raise MalformedMessage(f"{subject}: {name} is newer than this reader, which knows /{route.event.version}")
-        return route.event
+        if version and version.isdigit() and int(version) > event.version:
+            raise MalformedMessage(f"{subject}: {name} is newer than this reader, which knows /{event.version}")
+        return event
     candidates = events_on(subject)
     if len(candidates) != 1:
         raise MalformedMessage(f"{subject}: field 'event' is missing and the subject does not tell which event this is")

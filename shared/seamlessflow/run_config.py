@@ -114,7 +114,11 @@ class AgentSection(Section):
 
 
 class SamplingSection(Section):
-    """How tokens are drawn in training. Evaluation is always greedy."""
+    """How tokens are drawn in training (evaluation is always greedy), and after which history."""
+
+    history: Literal["as_sampled", "as_template"] = "as_sampled"
+    """How a conversation's earlier turns stand in the next prompt. as_sampled: the ids they were sampled as, reasoning
+    included. as_template: as the model's template shows them now; where that differs, the conversation forks."""
 
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Softmax temperature; the trainer computes logprobs at the same one."""

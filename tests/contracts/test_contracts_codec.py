@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from seamlessflow.codec import decode, encode, pack_record, to_message, unpack_record
 from seamlessflow.contracts import (
+    AnswerDelta,
     EpisodeEnded,
     Lease,
     NodeStatus,
@@ -24,7 +25,7 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.addresses import subject_of
 from seamlessflow.contracts.routes import ROUTES
 from seamlessflow.errors import MalformedMessage
-from tests.contracts.examples import EXAMPLES
+from tests.contracts.examples import EXAMPLES, C, E, R
 from tests.contracts.strategies import few, records
 
 JSON = {"Content-Type": "application/json"}
@@ -154,3 +155,12 @@ def test_a_message_carries_subject_id_and_fence():
     assert started.message_id == "demo-1.episode-started.t7-2-0.host-41"
     assert (started.expected_last_seq, started.expected_subject) == (0, started.subject)
     assert to_message(TASK).expected_last_seq is None
+
+
+def test_a_hint_is_read_by_its_name_and_has_no_subject():
+    """Hints go to an inbox; nothing is stored of them."""
+    delta = AnswerDelta(run=R, episode=E, call=C, content_start=3, content="é")
+
+    assert decode("_INBOX_agent-runner.x", encode(delta)) == delta
+    with pytest.raises(KeyError):
+        to_message(delta)

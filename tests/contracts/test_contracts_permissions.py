@@ -210,7 +210,7 @@ NOT_ALLOWED = [
     (S.ROLLOUT_WORKER, f"{inbox_prefix(S.AGENT_RUNNER)}.x", "gateways believe the manager only"),
     (S.AGENT_RUNNER, f"$JS.API.CONSUMER.MSG.NEXT.{queue_stream(S.TRAJECTORY_MANAGER, R)}.shard-1", "calls are the manager's"),
     (S.AGENT_RUNNER, f"$JS.API.CONSUMER.MSG.NEXT.{queue_stream(S.ROLLOUT_WORKER, R)}.gen-rollout-1", "the worker's"),
-    (S.AGENT_RUNNER, f"sf.{R}.task.solver.t", "tasks are people's"),
+    (S.TRAJECTORY_MANAGER, f"sf.{R}.task.solver.t", "tasks are people's, and of agents elsewhere"),
     (S.TRAJECTORY_MANAGER, f"$JS.API.CONSUMER.MSG.NEXT.{queue_stream(S.AGENT_RUNNER, R)}.env-solver", "the runner's"),
     (S.TRAJECTORY_MANAGER, f"sf.{R}.ev.segment.0.e.c", "segments are the worker's"),
     (S.TRAINER, f"sf.{R}.episode.solver.e", "episodes are opened by the scheduler"),

@@ -2,7 +2,7 @@
 
 from .arrays import Float32s, Int32s
 from .base import Event, Record, Service, partition
-from .calls import CallAnswered, CallError, CallRequested, Usage
+from .calls import AnswerDelta, AnswerTokens, CallAbandoned, CallAnswered, CallError, CallRequested, Usage
 from .episodes import (
     EpisodeEnded,
     EpisodeOpened,
@@ -43,7 +43,8 @@ from .training import (
 )
 
 __all__ = [
-    "BatchReady", "CallAnswered", "CallError", "CallRequested", "DeadLetter", "DropReason", "EpisodeEnded",
+    "AnswerDelta", "AnswerTokens", "BatchReady", "CallAbandoned", "CallAnswered", "CallError", "CallRequested",
+    "DeadLetter", "DropReason", "EpisodeEnded",
     "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted", "EpisodeStatus", "EpisodeTokens",
     "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded", "GenerationFinish",
     "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Int32s", "Lease", "MaskReason", "NodeStatus",

@@ -136,7 +136,11 @@ def _state() -> str:
         [
             (f"`{HINT_POKE}`", "scheduler", "re-read your lease now"),
             (f"`{HINT_WEIGHTS}`", "trainer", "re-read the weights' head now"),
-            ("inbox in `CallRequested.reply`", "trajectory-manager", "the encoded CallAnswered, or a text delta"),
+            (
+                "inbox in `CallRequested.reply`",
+                "trajectory-manager",
+                "the encoded CallAnswered, or an AnswerDelta",
+            ),
         ],
     )
     return "\n".join(lines)

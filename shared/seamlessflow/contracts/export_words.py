@@ -71,7 +71,6 @@ WORDS: Mapping[str, str] = {
     "status": "How it ended.",
     "step": "Optimiser steps done along the surviving line.",
     "steps": "Optimiser steps done.",
-    "stop": "Stop texts; the gateway refuses any today, so always empty.",
     "stop_token_ids": "Sampling ends after any of these.",
     "subject": "As it was.",
     "suffix": "Ids after the parent's.",

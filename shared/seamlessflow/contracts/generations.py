@@ -29,6 +29,10 @@ class GenerationRequested(Event):
     sampling: Sampling
     """``max_tokens`` is the budget of the whole generation, however often it is handed on."""
     stop_token_ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+    """Texts that end it, wherever they come in what it samples; the token that completes one is its last."""
+    stream: bool = False
+    """Somebody reads along: segments are said as early as they can be."""
     min_weights_version: int = 0
     seed: int
 
@@ -65,9 +69,12 @@ class GenerationFinish(StrEnum):
     """Why sampling ended."""
 
     STOP = "stop"
+    """A stop token or a stop text."""
     LENGTH = "length"
     CONTEXT = "context"
     """The prompt alone fills the model's context: nothing was sampled."""
+    CANCELLED = "cancelled"
+    """Its call was abandoned; what was sampled is kept."""
     REFUSED = "refused"
     """The engine cannot do it, see the dead letter: the call gets an error, and what was sampled before is not used."""
 

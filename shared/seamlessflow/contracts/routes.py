@@ -62,7 +62,7 @@ ROUTES: tuple[Route, ...] = (
     Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER, WORKER, MANAGER), "stop"),
     _once(runs.RunStarted, "sf.{run}.ev.run.started", (SCHEDULER,), "started"),
     _once(runs.RunEnded, "sf.{run}.ev.run.ended", (SCHEDULER,), "ended"),
-    Route(runs.TaskSubmitted, "sf.{run}.task.{env}.{task}", (USER,), "task.{task}"),
+    Route(runs.TaskSubmitted, "sf.{run}.task.{env}.{task}", (USER, RUNNER), "task.{task}"),
     Route(runs.TasksEnded, "sf.{run}.ev.tasks.ended", (USER,), "tasks-ended"),
     _once(runs.EvaluationEnded, "sf.{run}.ev.evaluation.{round}.ended", (SCHEDULER,), "evaluation.{round}"),
     Route(runs.DeadLetter, "sf.{run}.dead.{service}.{letter}", tuple(Service), "dead.{service}.{letter}"),
@@ -71,6 +71,7 @@ ROUTES: tuple[Route, ...] = (
     _once(episodes.EpisodeStarted, "sf.{run}.ev.episode.{episode}.started", (RUNNER,), "episode-started.{episode}.{runner}"),
     _once(episodes.EpisodeEnded, "sf.{run}.call.{shard}.{episode}.ended", (RUNNER, SCHEDULER), "episode-ended.{episode}"),
     Route(calls.CallRequested, "sf.{run}.call.{shard}.{episode}.{call}", (RUNNER,), "call.{episode}.{call}"),
+    _once(calls.CallAbandoned, "sf.{run}.ev.abandoned.{episode}.{call}", (RUNNER,), "abandoned.{episode}.{call}"),
     _once(calls.CallAnswered, "sf.{run}.ev.answer.{episode}.{call}", (MANAGER,), "answer.{episode}.{call}"),
     _once(
         generations.GenerationRequested,
@@ -103,8 +104,11 @@ ROUTES: tuple[Route, ...] = (
     Route(fleet.RoleTaken, "sf.{run}.ev.role.{node}.taken", (WORKER, TRAINER), "taken.{node}.{epoch}.{service}"),
 )
 
+HINTS: tuple[type[Event], ...] = (calls.AnswerDelta,)
+"""Events that are never stored: they go to one waiter's inbox, over core NATS, and may be lost."""
+
 BY_EVENT: Mapping[type[Event], Route] = {route.event: route for route in ROUTES}
-BY_NAME: Mapping[str, Route] = {route.event.__name__: route for route in ROUTES}
+BY_NAME: Mapping[str, type[Event]] = {event.__name__: event for event in (*BY_EVENT, *HINTS)}
 
 
 @dataclass(frozen=True, slots=True)
