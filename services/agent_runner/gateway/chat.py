@@ -1,15 +1,15 @@
 """OpenAI chat completions: what a request body means, and which bodies are refused. Pure; answers are in ``chat_answers``.
 
 Accepted and without effect, because the run decides how tokens are drawn and everything is recorded anyway: temperature,
-top_p, seed, penalties, logit_bias, logprobs, top_logprobs (answers carry no logprobs), user, metadata, store, and fields
-we do not know. Refused with 400: what an agent would miss if it were ignored (see ``_refuse_unsupported``).
+top_p, seed, penalties, logit_bias, top_logprobs (see ``logprobs``), user, metadata, store, and fields we do not know.
+Refused with 400: what an agent would miss if it were ignored (see ``_refuse_unsupported``).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .dialect import Asked, json_object, kind_of, model_and_stream, whole_number
+from .dialect import Asked, json_object, kind_of, model_and_stream, stop_texts, whole_number
 from .errors import bad_request, unsupported
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -28,7 +28,9 @@ def parse_chat(raw: bytes) -> Asked:
         tools=checked_tools(body.get("tools")),
         tool_choice=_tool_choice(body.get("tool_choice")),
         max_tokens=_max_tokens(body),
+        stop=stop_texts(body.get("stop"), "stop"),
         stream=stream,
+        logprobs=body.get("logprobs") is True,
         extra={"include_usage": _include_usage(body.get("stream_options"), is_stream=stream)},
     )
 
@@ -36,8 +38,6 @@ def parse_chat(raw: bytes) -> Asked:
 def _refuse_unsupported(body: dict[str, Any]) -> None:
     if body.get("n") not in (None, 1):
         raise unsupported("n must be 1: several choices per call are not supported yet; make several calls", "n")
-    if body.get("stop") not in (None, [], ""):
-        raise unsupported("stop is not supported yet: leave it out and cut the text yourself", "stop")
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
         raise unsupported(f"response_format must be left out or {{'type': 'text'}}: {PATIENCE}", "response_format")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from seamlessflow.contracts import CallAnswered
 
 from .chat import parse_chat
-from .dialect import Asked, Frame, event, pieces
+from .dialect import Asked, Frame, event
 from .errors import ApiError
+from .logprobs import token_logprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -24,34 +24,59 @@ class ChatCompletions:
 
     def whole(self, frame: Frame, answer: CallAnswered) -> dict[str, Any]:
         message = {"role": "assistant", "content": None, "refusal": None, **answer.message}
+        choice = {"index": 0, "message": message, "logprobs": _logprobs(answer), "finish_reason": answer.finish_reason}
         return {
             "id": f"chatcmpl-{frame.call}",
             "object": "chat.completion",
             "created": frame.created,
             "model": frame.asked.model,
-            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}],
+            "choices": [choice],
             "usage": usage(answer),
         }
 
-    def opening(self, frame: Frame) -> bytes:
-        return event(_chunk(frame, {"role": "assistant", "content": ""}))
-
-    def idle(self, frame: Frame) -> bytes:
-        return event(_chunk(frame, {}))
-
-    def rest(self, frame: Frame, answer: CallAnswered) -> Iterator[bytes]:
-        for delta in _deltas(answer):
-            yield event(_chunk(frame, delta))
-        yield event(_chunk(frame, {}, finish=answer.finish_reason))
-        if frame.asked.extra["include_usage"]:
-            yield event({**_chunk(frame, {}), "choices": [], "usage": usage(answer)})
-        yield DONE
+    def stream(self, frame: Frame) -> ChatStream:
+        return ChatStream(frame)
 
     def error_body(self, error: ApiError) -> dict[str, Any]:
         return error.body()
 
-    def error_event(self, frame: Frame, error: ApiError) -> bytes:
+
+class ChatStream:
+    """See ``dialect.Stream``."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def opening(self) -> bytes:
+        return event(self._chunk({"role": "assistant", "content": ""}))
+
+    def idle(self) -> bytes:
+        return event(self._chunk({}))
+
+    def more(self, reasoning: str, content: str) -> bytes:
+        thought = event(self._chunk({"reasoning_content": reasoning})) if reasoning else b""
+        return thought + (event(self._chunk({"content": content})) if content else b"")
+
+    def ending(self, answer: CallAnswered) -> bytes:
+        chunks = [self._chunk({"tool_calls": [_named(number, call)]}) for number, call in _numbered(answer)]
+        last = self._chunk({}, answer.finish_reason)
+        last["choices"][0]["logprobs"] = _logprobs(answer)
+        chunks.append(last)
+        if self._frame.asked.extra["include_usage"]:
+            chunks.append({**self._chunk({}), "choices": [], "usage": usage(answer)})
+        return b"".join(event(chunk) for chunk in chunks) + DONE
+
+    def failing(self, error: ApiError) -> bytes:
         return event(error.body())
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self._frame.call}",
+            "object": "chat.completion.chunk",
+            "created": self._frame.created,
+            "model": self._frame.asked.model,
+            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+        }
 
 
 def usage(answer: CallAnswered) -> dict[str, int] | None:
@@ -62,22 +87,13 @@ def usage(answer: CallAnswered) -> dict[str, int] | None:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def _deltas(answer: CallAnswered) -> Iterator[dict[str, Any]]:
-    for piece in pieces(answer.message.get("content") or ""):
-        yield {"content": piece}
-    for number, call in enumerate(answer.message.get("tool_calls") or ()):
-        function = call["function"]
-        named = {"index": number, "id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": ""}}
-        yield {"tool_calls": [named]}
-        for piece in pieces(function["arguments"]):
-            yield {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
+def _logprobs(answer: CallAnswered) -> dict[str, Any] | None:
+    return None if answer.tokens is None else {"content": token_logprobs(answer.tokens), "refusal": None}
 
 
-def _chunk(frame: Frame, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{frame.call}",
-        "object": "chat.completion.chunk",
-        "created": frame.created,
-        "model": frame.asked.model,
-        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
-    }
+def _numbered(answer: CallAnswered) -> list[tuple[int, dict[str, Any]]]:
+    return list(enumerate(answer.message.get("tool_calls") or ()))
+
+
+def _named(number: int, call: dict[str, Any]) -> dict[str, Any]:
+    return {"index": number, "id": call["id"], "type": "function", "function": dict(call["function"])}

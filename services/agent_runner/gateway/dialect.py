@@ -6,10 +6,8 @@ whose message has that form, too. So a conversation has one tree, whatever its t
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -30,7 +28,11 @@ class Asked:
     tool_choice: str | None = None
     """``auto``, ``none`` or None."""
     max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer, see ``stop_texts``."""
     stream: bool = False
+    logprobs: bool = False
+    """The answer lists its tokens."""
     goes_on_from: str | None = None
     """A call of this session: what it was asked and answered stands between the instructions and the other messages."""
     num_instructions: int = 0
@@ -49,8 +51,30 @@ class Frame:
     created: int
     """Unix seconds."""
     asked: Asked
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Of the events of this one stream, for dialects that number them."""
+
+
+class Stream(Protocol):
+    """One answer as it goes out. Each method gives the events to send now, and is called in this order."""
+
+    def opening(self) -> bytes:
+        """Before anything is known."""
+        ...
+
+    def idle(self) -> bytes:
+        """A data event that adds nothing: it resets idle timers that a comment line does not."""
+        ...
+
+    def more(self, reasoning: str, content: str) -> bytes:
+        """Text behind what was said before; one of both may be empty. Reasoning never comes after content."""
+        ...
+
+    def ending(self, answer: CallAnswered) -> bytes:
+        """All but the texts, which ``more`` has said to their ends: tool calls, why it ended, usage; to the very last event."""
+        ...
+
+    def failing(self, error: ApiError) -> bytes:
+        """Instead of the ending, as status 200 has gone out: its client raises it."""
+        ...
 
 
 class Dialect(Protocol):
@@ -67,24 +91,12 @@ class Dialect(Protocol):
         """The body of a whole answer."""
         ...
 
-    def opening(self, frame: Frame) -> bytes:
-        """The events before anything is known."""
-        ...
-
-    def idle(self, frame: Frame) -> bytes:
-        """A data event that adds nothing: it resets idle timers that a comment line does not."""
-        ...
-
-    def rest(self, frame: Frame, answer: CallAnswered) -> Iterator[bytes]:
-        """The events of an answer, to the stream's very end."""
+    def stream(self, frame: Frame) -> Stream:
+        """A streamed answer, from its first event on."""
         ...
 
     def error_body(self, error: ApiError) -> dict[str, Any]:
         """The body of a refusal."""
-        ...
-
-    def error_event(self, frame: Frame, error: ApiError) -> bytes:
-        """What ends a stream whose status 200 has gone out; its client raises it."""
         ...
 
 
@@ -129,6 +141,18 @@ def whole_number(body: dict[str, Any], key: str) -> int | None:
     return value
 
 
+MAX_STOP_TEXTS = 16
+"""More than any API allows, and few enough that sampling is not slowed."""
+
+
+def stop_texts(given: Any, key: str) -> tuple[str, ...]:
+    """Texts that end an answer: one, or a list of them. Raises ApiError 400."""
+    listed = [] if given is None else given if isinstance(given, list) else [given]
+    if len(listed) > MAX_STOP_TEXTS or not all(isinstance(text, str) for text in listed):
+        raise bad_request(f"{key} must be a text or a list of at most {MAX_STOP_TEXTS} texts", key)
+    return tuple(text for text in listed if text)
+
+
 def kind_of(value: Any) -> str:
     """What JSON calls a value, for messages."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "text", type(None): "null"}
@@ -140,15 +164,3 @@ def event(content: dict[str, Any], name: str | None = None) -> bytes:
     """One server-sent event; some dialects name them."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
-
-
-NUM_PIECES = 4
-"""A finished text is sent in at most this many parts."""
-
-
-def pieces(text: str) -> list[str]:
-    """The text in at most NUM_PIECES parts of about equal length; joined they are the text."""
-    if not text:
-        return []
-    length = -(-len(text) // NUM_PIECES)
-    return [text[start : start + length] for start in range(0, len(text), length)]

@@ -12,14 +12,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .dialect import Asked, json_object, kind_of, model_and_stream, whole_number
+from .dialect import Asked, json_object, kind_of, model_and_stream, stop_texts, whole_number
 from .errors import bad_request, unsupported
 from .messages_blocks import conversation, system_messages
 
 PATIENCE = "it needs constrained decoding, which is not supported yet"
 OWN_TOOLS = "only tools that the agent itself describes and runs are supported"
 _REFUSED = {
-    "stop_sequences": "they are not supported yet; cut the text yourself",
     "output_format": PATIENCE,
     "mcp_servers": OWN_TOOLS,
     "container": OWN_TOOLS,
@@ -41,8 +40,15 @@ def parse_messages(raw: bytes) -> Asked:
         tools=_tools(body.get("tools")),
         tool_choice=_tool_choice(body.get("tool_choice")),
         max_tokens=whole_number(body, "max_tokens"),
+        stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
         stream=stream,
+        extra={"shows_thinking": _shows_thinking(body.get("thinking"))},
     )
+
+
+def _shows_thinking(given: Any) -> bool:
+    """Clients that did not ask for thoughts do not expect blocks of them."""
+    return isinstance(given, dict) and given.get("type") not in (None, "disabled")
 
 
 def estimated_tokens(asked: Asked) -> int:

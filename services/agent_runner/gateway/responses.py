@@ -24,6 +24,7 @@ ECHOED = (
 )  # fmt: skip
 """Fields of a request that its response shows again."""
 SEALED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
 _ELSEWHERE = {
     "conversation": "conversations are not kept: send the whole input",
     "prompt": "prompts are not kept: send their text as instructions and input",
@@ -45,6 +46,7 @@ def parse_responses(raw: bytes) -> Asked:
         tool_choice=_tool_choice(body.get("tool_choice")),
         max_tokens=whole_number(body, "max_output_tokens"),
         stream=stream,
+        logprobs=LOGPROBS in _include(body.get("include")),
         goes_on_from=_previous(body.get("previous_response_id")),
         num_instructions=len(instructions),
         is_remembered=body.get("store") is not False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
@@ -21,6 +22,9 @@ from .messages_answers import Messages
 from .responses_answers import Responses
 from .sessions import Sessions
 
+if TYPE_CHECKING:
+    from .episode_routes import EpisodeRoutes
+
 log = structlog.get_logger()
 
 MAX_BODY_BYTES = 64 << 20
@@ -32,10 +36,10 @@ _ROUTES = ", ".join([*(f"POST {path}" for path in _BY_PATH), f"POST {COUNT_TOKEN
 
 
 class Gateway:
-    """Serves agents until closed. ``base_url`` is what they are told."""
+    """Serves agents until closed. ``base_url`` is what they are told. ``episodes``: routes for agents that run elsewhere."""
 
-    def __init__(self, sessions: Sessions, desk: CallDesk) -> None:
-        self._sessions, self._desk = sessions, desk
+    def __init__(self, sessions: Sessions, desk: CallDesk, episodes: EpisodeRoutes | None = None) -> None:
+        self._sessions, self._desk, self._episodes = sessions, desk, episodes
         self._runner: web.AppRunner | None = None
         self.base_url = ""
 
@@ -48,6 +52,8 @@ class Gateway:
         app.router.add_route("HEAD", "/", _alive)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_get("/v1/models/{model}", self._show_model)
+        if self._episodes is not None:
+            self._episodes.register(app.router)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=1024)
@@ -76,12 +82,12 @@ class Gateway:
         asked = session.memory.completed(dialect.parse(raw))
         body_digest = hashlib.sha256(raw).hexdigest()
         num_retries = _number(request.headers.get(RETRY_HEADER, "0"))
-        if num_retries and (refusal := session.refusals.pop(body_digest, None)) is not None:
-            raise refusal
-        call = session.call_to_join(body_digest, num_retries)
-        if call is None:
-            call = self._desk.start(session, asked, body_digest, request)
-        return await holding.send(request, session, call, asked, dialect)
+        call = session.call_to_join(body_digest, num_retries) or self._desk.start(session, asked, body_digest, request)
+        try:
+            return await holding.send(request, call, asked, dialect)
+        finally:
+            if call.has_lost_client and not call.answer.done():
+                self._desk.client_left(session, call)
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         self._sessions.of(request.headers)

@@ -14,6 +14,8 @@ from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.codec import encode, pack_record
 from seamlessflow.contracts import (
+    AnswerDelta,
+    AnswerTokens,
     CallAnswered,
     CallError,
     CallRequested,
@@ -55,6 +57,7 @@ class FakeManager:
     context: Context
     reply: Reply = echo
     with_hints: bool = True
+    tokens: AnswerTokens | None = None
     calls: list[CallRequested] = field(default_factory=list)
     contents: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -76,11 +79,28 @@ class FakeManager:
         else:
             finish = "tool_calls" if said.get("tool_calls") else "stop"
             usage = Usage(prompt_tokens=len(request.messages), completion_tokens=7)
-            answer = CallAnswered(**known, message=said, finish_reason=finish, usage=usage)
+            if request.stream and self.with_hints:
+                for delta in deltas_of(request, said):
+                    await self.context.bus.hint(request.reply, encode(delta))
+                    await asyncio.sleep(0.01)  # as tokens are sampled one after the other
+            answer = CallAnswered(**known, message=said, finish_reason=finish, usage=usage, tokens=self.tokens)
         await self.context.speaker.say(answer)
         if self.with_hints:
             await self.context.bus.hint(request.reply, encode(answer))
         return []
+
+
+def deltas_of(request: CallRequested, said: dict[str, Any]) -> list[AnswerDelta]:
+    """All texts of a turn but their last characters, in two parts each that overlap."""
+    known = {"run": RUN, "episode": request.episode, "call": request.call}
+    reasoning, content = said.get("reasoning_content") or "", said.get("content") or ""
+    half, most = len(reasoning) // 2, max(0, len(content) - 2)
+    return [
+        AnswerDelta(**known, reasoning=reasoning[:half]),
+        AnswerDelta(**known, reasoning=reasoning),
+        AnswerDelta(**known, reasoning_start=len(reasoning), content=content[: most // 2]),
+        AnswerDelta(**known, reasoning_start=len(reasoning), content_start=most // 3, content=content[most // 3 : most]),
+    ]
 
 
 def config_of(*agents: dict[str, Any], **fleet: Any) -> RunConfig:

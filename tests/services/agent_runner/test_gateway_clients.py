@@ -11,7 +11,11 @@ import openai
 import pytest
 
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.contracts import CallError
+from seamlessflow.codec import encode
+from seamlessflow.contracts import AnswerTokens, CallAbandoned, CallError, Float32s, Int32s
+from services.agent_runner.gateway import calls
+from services.agent_runner.gateway.chat_answers import ChatStream
+from tests.services.agent_runner.conftest import deltas_of
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
 TOOL_CALLS = [
@@ -283,3 +287,93 @@ async def test_a_wrong_key_is_refused(gateway: Any) -> None:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(model="m", messages=HELLO)
     assert gateway.manager.calls == []
+
+
+async def test_text_reaches_the_client_before_the_answer_is_there(gateway: Any) -> None:
+    """As it is sampled: reasoning, then content, each once however the hints overlap; the rest comes with the answer."""
+
+    async def reply(messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
+        said = {"role": "assistant", "content": "seven it is", "reasoning_content": "3 and 4"}
+        for delta in deltas_of(request, said):
+            await gateway.world.manager.context.bus.hint(request.reply, encode(delta))
+        await asyncio.wait_for(was_read.wait(), 5.0)
+        return said
+
+    was_read = asyncio.Event()
+    gateway.manager.reply = reply
+    reasoning = content = ""
+    async with gateway.openai(openai.AsyncOpenAI) as client:
+        async for chunk in await client.chat.completions.create(model="m", messages=HELLO, stream=True):
+            delta = chunk.choices[0].delta
+            reasoning, content = reasoning + (getattr(delta, "reasoning_content", None) or ""), content + (delta.content or "")
+            if content == "seven it ":
+                was_read.set()
+
+    assert (reasoning, content) == ("3 and 4", "seven it is")
+
+
+async def test_a_retry_of_a_stream_gets_the_whole_text_again(gateway: Any) -> None:
+    """Also one that is not marked, as Codex and Claude Code send: the same body, whose client is gone."""
+    gateway.manager.reply = held(1.5)
+    async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
+        asking = {"model": "m", "messages": HELLO, "stream": True}
+        lost = asyncio.create_task(client.chat.completions.create(**asking))
+        await asyncio.sleep(0.3)
+        lost.cancel()
+        await asyncio.sleep(0.2)
+        text = [chunk.choices[0].delta.content or "" async for chunk in await client.chat.completions.create(**asking)]
+
+    assert "".join(text) == "at last"
+    assert len(gateway.manager.calls) == 1
+    assert gateway.session.close() == ()
+
+
+async def test_a_client_that_stays_away_stops_its_sampling(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a grace; who then asks the same is sampled for anew."""
+    monkeypatch.setattr(calls, "ABANDON_SECONDS", 0.2)
+    gateway.manager.reply = held(3.0)
+    async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
+        lost = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
+        await asyncio.sleep(0.3)
+        lost.cancel()
+        first = gateway.session.calls[0]
+        async with asyncio.timeout(5.0):
+            while not first.is_abandoned:
+                await asyncio.sleep(0.05)
+        answer = await client.chat.completions.create(model="m", messages=HELLO)
+
+    speaker = gateway.manager.context.speaker
+    assert await speaker.first(CallAbandoned, gateway.session.opened.run, episode="t1-0-0", call=first.id) is not None
+    assert answer.choices[0].message.content == "at last" and len(gateway.manager.calls) == 2
+    assert gateway.session.close() == (first.id,)
+
+
+async def test_an_answer_that_cannot_be_written_down_is_an_error_and_no_silence(
+    gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 200 has gone out by then."""
+    monkeypatch.setattr(ChatStream, "ending", lambda *_: 1 / 0)
+    async with gateway.openai(openai.AsyncOpenAI) as client:
+        with pytest.raises(openai.APIError, match="its log says why"):
+            async for _ in await client.chat.completions.create(model="m", messages=HELLO, stream=True):
+                pass
+
+
+async def test_logprobs_of_the_sampled_tokens_are_handed_out_on_demand(gateway: Any) -> None:
+    """In a whole answer and in a stream."""
+    tokens = AnswerTokens(token_ids=Int32s([5, 6]), logprobs=Float32s([-0.5, -0.25]), texts=("sev", "en"))
+
+    async def reply(messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
+        assert request.logprobs
+        return {"role": "assistant", "content": "seven"}
+
+    gateway.manager.reply, gateway.manager.tokens = reply, tokens
+    async with gateway.openai(openai.AsyncOpenAI) as client:
+        asking = {"model": "m", "messages": HELLO, "logprobs": True, "top_logprobs": 2}
+        answer = await client.chat.completions.create(**asking)
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asking, stream=True)]
+
+    listed = [(each.token, each.logprob, bytes(each.bytes)) for each in answer.choices[0].logprobs.content]
+    assert listed == [("sev", -0.5, b"sev"), ("en", -0.25, b"en")]
+    (streamed,) = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert streamed.content == answer.choices[0].logprobs.content

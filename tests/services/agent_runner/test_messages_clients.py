@@ -37,7 +37,7 @@ def held(seconds: float, then: Any = None) -> Any:
 
 
 async def answered(client: Any, messages: list[Any], *, streamed: bool, **more: Any) -> Any:
-    asking = {"model": "m", "max_tokens": 64, "messages": messages, **more}
+    asking = {"model": "m", "max_tokens": 64, "messages": messages, "thinking": {"type": "adaptive"}, **more}
     if not streamed:
         return await client.messages.create(**asking)
     async with client.messages.stream(**asking) as stream:
@@ -179,8 +179,8 @@ async def test_a_prompt_too_long_gets_the_error_that_makes_agents_compact(gatewa
 async def test_what_is_not_supported_is_a_bad_request(gateway: Any) -> None:
     """Refused before anybody is asked."""
     async with gateway.anthropic(anthropic.AsyncAnthropic) as client:
-        with pytest.raises(anthropic.BadRequestError, match="stop_sequences must be left out"):
-            await answered(client, HELLO, streamed=False, stop_sequences=["\n"])
+        with pytest.raises(anthropic.BadRequestError, match="mcp_servers must be left out"):
+            await answered(client, HELLO, streamed=False, extra_body={"mcp_servers": [{"url": "x"}]})
     assert gateway.manager.calls == []
 
 

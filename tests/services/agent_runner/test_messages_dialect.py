@@ -21,11 +21,13 @@ from services.agent_runner.gateway.dialect import Asked, Frame
 from services.agent_runner.gateway.digests import digest
 from services.agent_runner.gateway.errors import ApiError, bad_request
 from services.agent_runner.gateway.messages import estimated_tokens, parse_messages
-from services.agent_runner.gateway.messages_answers import Messages, input_of
+from services.agent_runner.gateway.messages_answers import Messages
+from services.agent_runner.gateway.messages_bodies import input_of
 from services.trajectory_manager.answers import message_of, too_long
 from services.trajectory_manager.identity import canonical_arguments, identity_of, pointers_in
 from services.trajectory_manager.matching import Known
 from services.trajectory_manager.parsing import Parsed, ToolCall
+from tests.services.agent_runner.streams import streamed
 
 CALL = "c0123456789abcdef"
 QUESTION = {"role": "user", "content": "3 + 4?"}
@@ -148,7 +150,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tool use of the user": ({"messages": [said("user", TOOL_USE)]}, "only text and tool_result blocks"),
     "tool use without input": ({"messages": [said("assistant", {**TOOL_USE, "input": "x"})]}, "input must be an object"),
     "server's tool use": ({"messages": [said("assistant", {"type": "server_tool_use"}), QUESTION]}, "server tools"),
-    "stop_sequences": ({"stop_sequences": ["\n"]}, "stop_sequences must be left out"),
+    "stop_sequences": ({"stop_sequences": ["\n"] * 17}, "stop_sequences must be a text or a list of at most 16"),
     "any tool": ({"tool_choice": {"type": "any"}}, "constrained decoding"),
     "this tool": ({"tool_choice": {"type": "tool", "name": "calc"}}, "constrained decoding"),
     "one tool at a time": ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "constrained decoding"),
@@ -282,17 +284,20 @@ def test_an_answer_that_is_echoed_is_the_turn_as_it_was_stored(parsed: Parsed) -
     _, echoed, _ = asked(QUESTION, {"role": "assistant", "content": body["content"]}, QUESTION).messages
 
     assert identity_of(echoed) == identity_of(stored)
-    assert echoed.get("reasoning_content") == parsed.reasoning
+    assert echoed.get("reasoning_content") == (parsed.reasoning or None)
     assert ids_of(echoed) == ids_of(stored)
-    assert set(pointers_in(echoed)) == ({CALL} if parsed.tool_calls or parsed.reasoning is not None else set())
+    assert set(pointers_in(echoed)) == ({CALL} if parsed.tool_calls or parsed.reasoning else set())
 
 
-@given(ANSWERS)
-def test_the_events_of_an_answer_join_to_its_whole(parsed: Parsed) -> None:
-    """Whichever way a client asks, it is told the same."""
-    answer = answer_of(message_of(parsed, CALL))
+@given(ANSWERS, st.booleans())
+def test_the_events_of_an_answer_join_to_its_whole(parsed: Parsed, thinks: bool) -> None:
+    """Whichever way a client asks, it is told the same; thoughts only where it asked for them."""
+    asking, answer = frame(thinks=thinks), answer_of(message_of(parsed, CALL))
 
-    assert joined(frame(), answer) == Messages().whole(frame(), answer)
+    whole = Messages().whole(asking, answer)
+
+    assert joined(asking, answer) == whole
+    assert any(block["type"] == "thinking" for block in whole["content"]) == (thinks and bool(parsed.reasoning))
 
 
 @given(ARGUMENTS)
@@ -318,8 +323,8 @@ def ids_of(message: Any) -> list[str]:
     return [call["id"] for call in message.get("tool_calls", ())]
 
 
-def frame() -> Frame:
-    return Frame(CALL, 1, asked())
+def frame(*, thinks: bool = True) -> Frame:
+    return Frame(CALL, 1, asked(thinking={"type": "adaptive" if thinks else "disabled"}))
 
 
 def answer_of(message: dict[str, object]) -> CallAnswered:
@@ -330,7 +335,7 @@ def answer_of(message: dict[str, object]) -> CallAnswered:
 
 def joined(frame: Frame, answer: CallAnswered) -> dict[str, Any]:
     """What a client makes of the events."""
-    raw = b"".join((Messages().opening(frame), Messages().idle(frame), *Messages().rest(frame, answer))).decode()
+    raw = streamed(Messages(), frame, answer).decode()
     lines = [each.split("\n") for each in raw.removesuffix("\n\n").split("\n\n")]
     events = [json.loads(data.removeprefix("data: ")) for _, data in lines]
     assert [name.removeprefix("event: ") for name, _ in lines] == [each["type"] for each in events]

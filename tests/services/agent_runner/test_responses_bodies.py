@@ -23,12 +23,14 @@ from services.agent_runner.gateway.dialect import Asked, Frame
 from services.agent_runner.gateway.errors import ApiError
 from services.agent_runner.gateway.memory import Memory
 from services.agent_runner.gateway.responses import ECHOED, parse_responses
-from services.agent_runner.gateway.responses_answers import Responses, output_items
+from services.agent_runner.gateway.responses_answers import Responses
+from services.agent_runner.gateway.responses_bodies import output_items
 from services.agent_runner.gateway.responses_ids import call_in, item_id, sealed, unsealed
 from services.agent_runner.gateway.responses_input import ROLES, messages_in
 from services.trajectory_manager.answers import message_of
 from services.trajectory_manager.identity import identity_of, pointers_in
 from services.trajectory_manager.parsing import Parsed, ToolCall
+from tests.services.agent_runner.streams import streamed
 
 HELLO = {"model": "m", "input": "hello"}
 IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
@@ -226,7 +228,7 @@ def test_the_events_of_a_stream_join_to_the_whole_answer(call: str, turn: Parsed
     """Numbered from 0 without a gap, each named after its type."""
     dialect, frame, answer = Responses(), frame_of(call), answered(call, turn, finish)
 
-    raw = b"".join([dialect.opening(frame), dialect.idle(frame), *dialect.rest(frame, answer)])
+    raw = streamed(dialect, frame, answer)
 
     blocks = [block.split("\n") for block in raw.decode().split("\n\n")[:-1]]
     events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]

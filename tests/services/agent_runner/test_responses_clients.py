@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import groupby
 from typing import Any
 
 import openai
@@ -74,11 +75,12 @@ async def test_the_events_of_a_stream(gateway: Any) -> None:
         EVENT.validate_python(event.to_dict())
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
-    text = ["content_part.added", *["output_text.delta"] * 4, "output_text.done", "content_part.done"]
-    function = [*["function_call_arguments.delta"] * 4, "function_call_arguments.done"]
+    assert kinds.count("output_text.delta") >= 2
+    text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    function = ["function_call_arguments.delta", "function_call_arguments.done"]
     added, done = "output_item.added", "output_item.done"
-    items = [added, done, added, *text, done, added, *function, done]
-    assert kinds == ["created", "in_progress", *items, "completed"]
+    items = [added, "in_progress", done, added, *text, done, added, *function, done]
+    assert [kind for kind, _ in groupby(kinds)] == ["created", "in_progress", *items, "completed"]
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "seven it is"
     assert events[-1].response.output_text == "seven it is"
     assert gateway.session.close() == ()

@@ -1,0 +1,56 @@
+"""Who may open episodes and end them: whoever has the gateway's token; an episode's own key ends only that one."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Mapping
+
+from .errors import ApiError
+from .sessions import key_of
+
+SETTING = "SEAMLESSFLOW_GATEWAY_TOKEN"
+
+
+class Access:
+    """``token`` None: only a gateway that listens on loopback alone lets anybody open episodes."""
+
+    def __init__(self, token: str | None, host: str) -> None:
+        self._token, self._host = token, host
+
+    def check_may_open(self, headers: Mapping[str, str]) -> None:
+        """Raises ApiError 401 or 403."""
+        if self._token is not None:
+            if not self.has_token(headers):
+                raise ApiError(401, f"opening an episode needs the gateway's token ({SETTING}) as Bearer", code="invalid_token")
+        elif not is_loopback(self._host):
+            what = f"this gateway listens on {self._host}: set {SETTING} to let agents that have it open episodes"
+            raise ApiError(403, what, code="no_token_set")
+        elif "Origin" in headers:  # browsers add it: a web page must not reach through to this machine
+            raise ApiError(403, f"web pages need the gateway's token: set {SETTING}", code="no_token_set")
+
+    def check_may_end(self, headers: Mapping[str, str], key: str | None) -> None:
+        """``key``: of the episode, None when it is not known. Raises ApiError 401, or 404 to those who may know that."""
+        if self.has_token(headers):
+            if key is None:
+                raise ApiError(404, "no such episode was handed out here, or long ago", code="unknown_episode")
+            return
+        if key is None or not _are_same(key_of(headers), key):
+            what = "unknown episode, or neither its API key nor the gateway's token: give api_key of POST /episodes as Bearer"
+            raise ApiError(401, what, code="invalid_api_key")
+
+    def has_token(self, headers: Mapping[str, str]) -> bool:
+        return self._token is not None and _are_same(key_of(headers), self._token)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _are_same(given: str, secret: str) -> bool:
+    """In constant time."""
+    return secrets.compare_digest(given.encode(errors="surrogatepass"), secret.encode())

@@ -1,0 +1,23 @@
+"""An answer as it is streamed: its texts in any number of parts, then the rest."""
+
+from __future__ import annotations
+
+from seamlessflow.contracts import CallAnswered
+from services.agent_runner.gateway.dialect import Dialect, Frame
+from services.agent_runner.gateway.progress import texts_of
+
+
+def streamed(dialect: Dialect, frame: Frame, answer: CallAnswered, num_parts: int = 3) -> bytes:
+    """All events, with an idle one before the texts."""
+    stream = dialect.stream(frame)
+    reasoning, content = (parts(text, num_parts) for text in texts_of(answer))
+    said = [stream.opening(), stream.idle()]
+    said += [stream.more(part, "") for part in reasoning]
+    said += [stream.more("", part) for part in content]
+    return b"".join([*said, stream.ending(answer)])
+
+
+def parts(text: str, num_parts: int) -> list[str]:
+    """At most so many, none empty; joined they are the text."""
+    length = max(1, -(-len(text) // num_parts))
+    return [text[start : start + length] for start in range(0, len(text), length)]
