@@ -20,7 +20,7 @@ from .errors import ApiError, episode_over
 from .messages import estimated_tokens, parse_messages
 from .messages_answers import Messages
 from .responses_answers import Responses
-from .sessions import Sessions
+from .sessions import Session, Sessions
 
 if TYPE_CHECKING:
     from .episode_routes import EpisodeRoutes
@@ -31,6 +31,8 @@ MAX_BODY_BYTES = 64 << 20
 RETRY_HEADER = "x-stainless-retry-count"
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages())
+EPISODE_PREFIX = "/e/{who}"
+"""Before any path: the episode, or its key for clients that cannot set one."""
 _BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
 _ROUTES = ", ".join([*(f"POST {path}" for path in _BY_PATH), f"POST {COUNT_TOKENS}", "GET /v1/models"])
 
@@ -46,12 +48,14 @@ class Gateway:
     async def open(self, host: str, port: int) -> None:
         """Listen. Raises ConfigError when the address cannot be had."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_in_their_form])
-        for path in _BY_PATH:
-            app.router.add_post(path, self._complete)
-        app.router.add_post(COUNT_TOKENS, self._count_tokens)
-        app.router.add_route("HEAD", "/", _alive)
-        app.router.add_get("/v1/models", self._list_models)
-        app.router.add_get("/v1/models/{model}", self._show_model)
+        for prefix in ("", EPISODE_PREFIX):
+            for path in _BY_PATH:
+                app.router.add_post(prefix + path, self._complete)
+            app.router.add_post(prefix + COUNT_TOKENS, self._count_tokens)
+            app.router.add_route("HEAD", f"{prefix}/", _alive)
+            app.router.add_get(f"{prefix}/v1/models", self._list_models)
+            app.router.add_get(prefix + "/v1/models/{model:.+}", self._show_model)
+        app.router.add_route("HEAD", EPISODE_PREFIX, _alive)
         if self._episodes is not None:
             self._episodes.register(app.router)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
@@ -75,7 +79,7 @@ class Gateway:
             await self._runner.cleanup()
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        dialect, session = _dialect_of(request), self._sessions.of(request.headers)
+        dialect, session = _dialect_of(request), self._session(request)
         raw = await request.read()
         if session.is_over:
             raise episode_over()
@@ -89,16 +93,20 @@ class Gateway:
             if call.has_lost_client and not call.answer.done():
                 self._desk.client_left(session, call)
 
+    def _session(self, request: web.Request) -> Session:
+        """Raises ApiError 401, or 409 when its episode is over."""
+        return self._sessions.of(request.headers, request.match_info.get("who"))
+
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        self._sessions.of(request.headers)
+        self._session(request)
         return web.json_response({"input_tokens": estimated_tokens(parse_messages(await request.read()))})
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        model = _model(self._sessions.of(request.headers).model)
+        model = _model(self._session(request).model)
         return web.json_response({"object": "list", "data": [model]})
 
     async def _show_model(self, request: web.Request) -> web.Response:
-        self._sessions.of(request.headers)
+        self._session(request)
         return web.json_response(_model(request.match_info["model"]))
 
 
@@ -128,7 +136,10 @@ async def _in_their_form(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _dialect_of(request: web.Request) -> Dialect:
     """By the path, or for another path by what it begins with."""
-    return next((dialect for dialect in DIALECTS if request.path.startswith(dialect.path)), DIALECTS[0])
+    path = request.path
+    if path.startswith("/e/"):
+        path = "/" + path.removeprefix("/e/").partition("/")[2]
+    return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), DIALECTS[0])
 
 
 def _model(name: str) -> dict[str, str | int]:

@@ -377,3 +377,20 @@ async def test_logprobs_of_the_sampled_tokens_are_handed_out_on_demand(gateway: 
     assert listed == [("sev", -0.5, b"sev"), ("en", -0.25, b"en")]
     (streamed,) = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
     assert streamed.content == answer.choices[0].logprobs.content
+
+
+async def test_a_client_that_cannot_set_a_key_has_it_in_its_path(gateway: Any) -> None:
+    """Below /e/<key> nothing else is needed; below /e/<episode> the key is, and no other will do."""
+    root = gateway.gateway.base_url.removesuffix("/v1")
+
+    async def ask(who: str, key: str) -> str:
+        async with openai.AsyncOpenAI(base_url=f"{root}/e/{who}/v1", api_key=key) as client:
+            assert [model.id for model in (await client.models.list()).data] == ["tiny"]
+            return (await client.chat.completions.create(model="m", messages=HELLO)).choices[0].message.content
+
+    key, episode = gateway.session.key, gateway.session.opened.episode
+    other = gateway.sessions.open(gateway.session.opened.model_copy(update={"episode": "t2-0-0"}), "tiny")
+    assert [await ask(key, "anything"), await ask(episode, key)] == ["echo: hello"] * 2
+    for who, wrong in ((episode, "anything"), (episode, other.key), ("t9-0-0", key)):
+        with pytest.raises(openai.AuthenticationError):
+            await ask(who, wrong)
