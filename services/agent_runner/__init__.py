@@ -1,7 +1,8 @@
-"""agent-runner: runs agents, each in a process group of its own, and gives them an LLM endpoint.
+"""agent-runner: runs agents, each in a process group of its own, and gives them an LLM endpoint. Agents that run elsewhere
+come to it for episodes; with ``--gateway-only`` it serves only those.
 
 Hears      EpisodeOpened (queue per environment tag), CallAnswered (hint, else direct get), its lease.
-Says       EpisodeStarted, CallRequested, EpisodeEnded.
+Says       EpisodeStarted, CallRequested, EpisodeEnded; TaskSubmitted for an agent elsewhere that brings its own prompt.
 Remembers  nothing that matters: agents die with it, and whoever is given such an episode next says RUNNER_LOST.
 Promises   an agent never learns of pauses: its call is held alive until the answer is there or its episode is over;
            a failure is a status with a reason, never a reward; no agent outlives its runner; nothing of the service's
@@ -10,8 +11,10 @@ Waits for  CallAnswered, one look a second for all calls, without limit but the 
            deadline stands still meanwhile, see own_time).
 
 ```
-EpisodeOpened ─▶ service ─▶ episodes ─▶ nursery/process ─▶ zygote ─fork─▶ agent ──HTTP──▶ gateway ─▶ CallRequested
-                               │                                                            ◀─────── CallAnswered
-                               └─ agent exits ─▶ rewards ─▶ EpisodeEnded
+EpisodeOpened ─▶ membership ─▶ hosted ─▶ nursery/process ─▶ zygote ─fork─▶ agent ──HTTP──▶ gateway ─▶ CallRequested
+                     │            │                                                         ◀─────── CallAnswered
+                     │            └─ agent exits ─▶ rewards ─▶ EpisodeEnded
+                     └─▶ outlet ◀─ episode_desk ◀──HTTP── agent elsewhere
+                            └────▶ external ─ it reports ─▶ rewards ─▶ EpisodeEnded
 ```
 """

@@ -1,9 +1,11 @@
-"""Start an agent-runner: ``python -m services.agent_runner``."""
+"""Start an agent-runner: ``python -m services.agent_runner``; with ``--gateway-only`` one that starts no agents."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from seamlessflow.contracts import Service
@@ -15,10 +17,35 @@ from seamlessflow.settings import forget_environment
 from .config import RunnerSettings
 from .service import AgentRunner
 
+_DESCRIPTION = """\
+Runs the agents of a training run, and gives them the endpoint their model is behind.
 
-async def main() -> None:
+With --gateway-only it starts none: it serves agents that run elsewhere (external = true in the run file). Each opens an
+episode with POST /episodes, talks to its model at the base_url it gets, and ends it with POST /episodes/{id}/reward;
+docs/operations.md shows it with curl."""
+_SHOWN = ("nats_url", "store_url", "node", *(name for name in RunnerSettings.model_fields if name.startswith("gateway_")))
+
+
+def parser() -> argparse.ArgumentParser:
+    """``--help`` teaches: what it does, and the settings that matter here."""
+    lines = []
+    for name in _SHOWN:
+        field = RunnerSettings.model_fields[name]
+        lines.append(f"  SEAMLESSFLOW_{name.upper()}\n      {' '.join((field.description or '').split())}")
+    made = argparse.ArgumentParser(
+        prog="python -m services.agent_runner",
+        description=_DESCRIPTION,
+        epilog="settings, from the environment:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--gateway-only", action="store_true", help="start no agents, serve those that run elsewhere")
+    return made
+
+
+async def main(arguments: Sequence[str] = ()) -> None:
+    """Until SIGTERM. Raises ConfigError."""
     hide_secrets()  # agents have the same user: they could read our environment and memory
-    settings = RunnerSettings()
+    settings = RunnerSettings(gateway_only=True) if parser().parse_args(arguments).gateway_only else RunnerSettings()
     forget_environment()
     async with open_context(Service.AGENT_RUNNER, settings, capabilities=("serve",)) as context:
         await AgentRunner(context, settings).run()
@@ -30,6 +57,6 @@ if __name__ == "__main__":
 
         uvloop.install()
     try:
-        asyncio.run(main())
+        asyncio.run(main(sys.argv[1:]))
     except ConfigError as wrong:
         sys.exit(f"agent-runner cannot start: {wrong}")

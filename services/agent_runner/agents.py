@@ -40,11 +40,13 @@ _SHOWN_ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an ending means. ``answer`` is set exactly when status is COMPLETED, and is still to be judged."""
+    """What an ending means. Exactly when status is COMPLETED there is an ``answer``, still to be judged, or a ``reward``."""
 
     status: EpisodeStatus
     reason: str = ""
     answer: str | None = None
+    reward: float | None = None
+    """As an external agent reported it."""
 
 
 def base_environment(extra: Mapping[str, str], *, importing: bool) -> dict[str, str]:

@@ -18,3 +18,20 @@ def shared_credits(running: Mapping[str, int], total: int) -> dict[str, int]:
     for turn in range(free if order else 0):
         credits[order[turn % len(order)]] += 1
     return credits
+
+
+def external_credits(
+    held: Mapping[str, int], unclaimed: Mapping[str, int], missing: Mapping[str, int], total: int
+) -> dict[str, int]:
+    """Credit of each environment of external agents: what it holds, and what somebody waits for, as long as there are places.
+
+    held: deliveries in hand. unclaimed: those of them that are no running episode. missing: how many more are waited for.
+    total: places of this runner for external agents.
+    """
+    free = total - sum(held[env] - unclaimed[env] for env in held)
+    credits = {}
+    for env in held:
+        more = max(0, min(missing[env], free))
+        free -= more
+        credits[env] = held[env] + more
+    return credits

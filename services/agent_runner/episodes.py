@@ -1,8 +1,7 @@
-"""One attempt of an episode, from EpisodeOpened to EpisodeEnded.
+"""One attempt of an episode, from EpisodeStarted to EpisodeEnded, whoever runs the agent.
 
-opened ─▶ ended already? ─▶ skip
-       ─▶ say EpisodeStarted ─ refused ─▶ RUNNER_LOST (an earlier runner died, and its agent with it)
-       ─▶ run the agent ─ failed ─▶ its status and reason
+say EpisodeStarted ─ refused ─▶ RUNNER_LOST (an earlier runner died, and its agent or its session with it)
+       ─▶ the agent (``hosted``: a process of ours; ``external``: elsewhere) ─ failed ─▶ its status and reason
        ─▶ judge its answer ─ failed ─▶ VERIFIER_FAILED
        ─▶ COMPLETED with a reward
 """
@@ -10,13 +9,12 @@ opened ─▶ ended already? ─▶ skip
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
-import tempfile
 import time
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,16 +23,14 @@ from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.run_config import AgentSection
 from seamlessflow.runtime import Speaker
 
-from .agents import BARE, MEGABYTE, Verdict, kind_of, launch_of, task_for_agent, task_of, verdict_of
-from .gateway.server import Gateway
+from .agents import Verdict, task_of
 from .gateway.sessions import Session, Sessions
 from .launch import NotStarted
-from .memory import MemoryWatch
-from .nursery import Nursery
-from .own_time import overall_seconds
-from .process import AgentProcess, Ending, Limits
 from .rewards import Judge, VerifierFailed
-from .zygote_link import Zygote
+
+if TYPE_CHECKING:
+    from .episode_desk import EpisodeDesk
+    from .hosted import Hosting
 
 log = structlog.get_logger()
 
@@ -48,117 +44,111 @@ class Surroundings:
 
     speaker: Speaker
     sessions: Sessions
-    gateway: Gateway
-    nursery: Nursery
-    memory: MemoryWatch
-    folder: Path
-    """Where agents' folders are made."""
     runner: str
     """This process's instance name."""
-    kill_grace_seconds: float
+    desk: EpisodeDesk
+    """Where agents that run elsewhere come to."""
+    hosting: Hosting | None
+    """None: it starts no agents, and serves only those that run elsewhere."""
 
 
-class Episode:
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is to be done, by which kind of agent."""
+
+    opened: EpisodeOpened
+    agent: AgentSection
+    judge: Judge
+    model: str
+    """Name shown to the agent."""
+
+
+class Episode(ABC):
     """Runs one attempt once."""
 
-    def __init__(self, around: Surroundings, opened: EpisodeOpened, agent: AgentSection, judge: Judge, model: str) -> None:
-        self._around, self._opened, self._agent, self._judge, self._model = around, opened, agent, judge, model
-        self._process: AgentProcess | None = None
-        self._is_stopped = False
-        self._was_ended_elsewhere = False
+    def __init__(self, around: Surroundings, attempt: Attempt) -> None:
+        self.end: EpisodeEnded | None = None
+        """What the journal says, once it says it."""
+        self.has_our_end = False
+        """Whether that is what this attempt came to here, and not what somebody else said before."""
+        self._around, self._attempt = around, attempt
 
+    @property
+    def opened(self) -> EpisodeOpened:
+        return self._attempt.opened
+
+    @abstractmethod
     def stop(self) -> None:
-        """The runner leaves: end the agent soon."""
-        self._is_stopped = True
-        if self._process is not None:
-            self._process.stop()
+        """The runner leaves, or the scheduler ended it: the agent is to end soon."""
+
+    @abstractmethod
+    async def _verdict(self, session: Session) -> Verdict:
+        """How it went. Raises NotStarted."""
 
     async def run(self) -> None:
         """From start to EpisodeEnded said. Raises nothing but a closed bus."""
         began = time.monotonic()
+        opened = self.opened
         said = await self._around.speaker.say(
-            EpisodeStarted(run=self._opened.run, episode=self._opened.episode, runner=self._around.runner)
+            EpisodeStarted(run=opened.run, episode=opened.episode, runner=self._around.runner)
         )
         if said is None:
-            await self._say_ended(Verdict(EpisodeStatus.RUNNER_LOST, "an earlier agent-runner died while it ran this episode"))
+            lost = Verdict(EpisodeStatus.RUNNER_LOST, "an earlier agent-runner died while it ran this episode")
+            await self._say(ended(opened, lost))
             return
-        session = self._around.sessions.open(self._opened, self._model)
+        session = self._around.sessions.open(opened, self._attempt.model)
         try:
             verdict, reward = await self._judged(session)
         finally:
             undelivered = self._around.sessions.close(session)
         seconds = time.monotonic() - began
-        if not self._was_ended_elsewhere:
-            await self._say_ended(verdict, reward, num_calls=len(session.calls), undelivered=undelivered, wall_seconds=seconds)
+        await self._say(ended(opened, verdict, reward, len(session.calls), undelivered, seconds))
         log.info(
-            "episode.ended", run=self._opened.run, episode=self._opened.episode, status=verdict.status.value, reward=reward,
+            "episode.ended", run=opened.run, episode=opened.episode, status=verdict.status.value, reward=reward,
             reason=verdict.reason[:500], num_calls=len(session.calls), wall_seconds=round(seconds, 3),
         )  # fmt: skip
 
     async def _judged(self, session: Session) -> tuple[Verdict, float | None]:
         try:
-            verdict = await self._run_agent(session)
+            verdict = await self._verdict(session)
             if verdict.answer is None:
-                return verdict, None
-            return verdict, await self._judge.reward(verdict.answer, task_of(self._opened))
+                return verdict, verdict.reward
+            return verdict, await self._attempt.judge.reward(verdict.answer, task_of(self.opened))
         except NotStarted as wrong:
             return Verdict(EpisodeStatus.NOT_STARTED, str(wrong)), None
         except VerifierFailed as wrong:
             return Verdict(EpisodeStatus.VERIFIER_FAILED, str(wrong)), None
         except Exception as wrong:
-            log.exception("episode.failed", episode=self._opened.episode)
+            log.exception("episode.failed", episode=self.opened.episode)
             return Verdict(EpisodeStatus.RUNNER_LOST, f"the agent-runner failed: {type(wrong).__name__}: {wrong}"), None
 
-    async def _run_agent(self, session: Session) -> Verdict:
-        home = Path(tempfile.mkdtemp(prefix=f"{self._opened.episode}-", dir=self._around.folder))
+    @asynccontextmanager
+    async def _stopped_when_ended(self) -> AsyncIterator[None]:
+        """Inside, ``stop`` is called when the scheduler has ended the episode (run over): its agent is then of no use."""
         watch = asyncio.create_task(self._watch_for_end())
         try:
-            (home / "task.json").write_text(json.dumps(task_for_agent(self._opened)), encoding="utf-8")
-            zygote = await self._around.nursery.zygote(kind_of(self._agent))
-            fresh = self._agent.fresh
-            if zygote.num_threads > 1:  # a fork would copy locks that other threads hold
-                zygote, fresh = await self._around.nursery.zygote(BARE), True
-            return verdict_of(await self._run_process(zygote, home, session, fresh=fresh), self._agent)
+            yield
         finally:
             watch.cancel()
-            await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
-
-    async def _run_process(self, zygote: Zygote, home: Path, session: Session, *, fresh: bool) -> Ending:
-        agent = self._agent
-        limits = Limits(
-            deadline_seconds=agent.deadline_seconds,
-            overall_seconds=overall_seconds(agent.deadline_seconds),
-            memory_bytes=agent.memory_mb * MEGABYTE,
-            output_bytes=agent.output_bytes,
-            kill_grace_seconds=self._around.kill_grace_seconds,
-        )
-        self._process = AgentProcess(limits, self._around.memory, session.time)
-        if self._is_stopped:
-            self._process.stop()
-        base_url = self._around.gateway.base_url
-        launch = launch_of(agent, self._opened, home=home, base_url=base_url, key=session.key, fresh=fresh)
-        return await self._process.run(zygote, launch)
 
     async def _watch_for_end(self) -> None:
-        """The scheduler may end the episode (run over): its agent is then of no use."""
-        while True:
+        while self.end is None:
             await asyncio.sleep(ENDED_LOOK_SECONDS)
             with suppress(SeamlessFlowError):
-                if await self._around.speaker.first(EpisodeEnded, self._opened.run, episode=self._opened.episode) is not None:
-                    self._was_ended_elsewhere = True
-                    self.stop()
-                    return
+                self.end = await self._stored_end()
+        self.stop()
 
-    async def _say_ended(
-        self,
-        verdict: Verdict,
-        reward: float | None = None,
-        *,
-        num_calls: int = 0,
-        undelivered: tuple[str, ...] = (),
-        wall_seconds: float = 0.0,
-    ) -> None:
-        await self._around.speaker.say(ended(self._opened, verdict, reward, num_calls, undelivered, wall_seconds))
+    async def _say(self, event: EpisodeEnded) -> None:
+        """Unless somebody did before: it may be said once."""
+        if self.end is None:
+            stored = await self._around.speaker.say(event)
+            if stored is None or stored.duplicate:  # whoever says it, it has the same id
+                self.end = await self._stored_end()
+        self.end = self.end or event
+        self.has_our_end = self.end == event
+
+    async def _stored_end(self) -> EpisodeEnded | None:
+        return await self._around.speaker.first(EpisodeEnded, self.opened.run, episode=self.opened.episode)
 
 
 def ended(

@@ -1,4 +1,4 @@
-"""One run that this runner is part of: its queues, its running episodes, and leaving it."""
+"""One run that this runner is part of: its queues, how much is pulled from each, and leaving it."""
 
 from __future__ import annotations
 
@@ -11,35 +11,45 @@ from functools import partial
 import structlog
 
 from seamlessflow.bus.base import Delivery, Subscription
-from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus, Service
+from seamlessflow.contracts import EpisodeOpened, Service
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.run_config import RunConfig
+from seamlessflow.run_config import REPORTED, RunConfig
 from seamlessflow.runtime import Context, keep_alive
 
-from .agents import BARE, Verdict, base_environment, kind_of
+from .agents import BARE, base_environment, kind_of
+from .asks import Serving
 from .config import RunnerSettings
-from .credits import shared_credits
-from .episodes import Episode, Surroundings, ended
+from .credits import external_credits, shared_credits
+from .episodes import Surroundings
 from .launch import NotStarted
+from .outlet import Outlet
 from .rewards import Judge
+from .running import Running
 
 log = structlog.get_logger()
 
 RETRY_SECONDS = 1.0
+_GATEWAY_ONLY = "this is a gateway, and their agents need a runner that starts them"
 
 
 class Membership:
-    """Pulls the episodes of a run's environment tags, as many at a time as the run allows."""
+    """Pulls the episodes of a run's environment tags, as many at a time as the run allows.
+
+    Those of external agents: as many as somebody asks for.
+    """
 
     def __init__(self, context: Context, settings: RunnerSettings, around: Surroundings, run: str, config: RunConfig) -> None:
         self.run, self._config, self._context, self._around = run, config, context, around
         self._subscriptions: dict[str, Subscription] = {}
-        self._running: dict[str, tuple[asyncio.Task[None], Episode]] = {}
+        self._outlets: dict[str, Outlet] = {}
+        """Of the environments of external agents."""
         self._held: Counter[str] = Counter()
         """Deliveries in our hands, by environment tag."""
         self._partings: set[asyncio.Task[None]] = set()
         self._is_leaving = False
+        self._unserved = ""
+        """For people."""
         self._judges = {
             agent.env: Judge(
                 agent.reward,
@@ -50,17 +60,26 @@ class Membership:
             )
             for agent in config.agents
         }
+        self._running = Running(around, config, self._judges)
 
     async def hold(self, envs: Iterable[str]) -> None:
         """Pull for exactly these environment tags from now on; agents of the others run to their end."""
-        wanted = set(envs)
+        wanted = {env for env in envs if self._can_serve(env)}
+        if unserved := sorted(set(envs) - wanted):
+            log.warning("run.partly_served", run=self.run, unserved=unserved, reason=_GATEWAY_ONLY)
+        self._unserved = f"; not served: {', '.join(unserved)} ({_GATEWAY_ONLY})" if unserved else ""
         for env in set(self._subscriptions) - wanted:
+            if (outlet := self._outlets.pop(env, None)) is not None:
+                outlet.close()
             parting = asyncio.create_task(self._subscriptions.pop(env).leave())
             self._partings.add(parting)
             parting.add_done_callback(self._partings.discard)
         new = wanted - set(self._subscriptions)
         await asyncio.gather(*(self._warm(env) for env in new))
         for env in new:
+            agent = self._config.agent(env)
+            if agent is not None and agent.external:
+                self._outlets[env] = Outlet(self._share_credit)
             self._subscriptions[env] = await self._context.bus.consume(
                 queue_stream(Service.AGENT_RUNNER, self.run),
                 consumer_name(Service.AGENT_RUNNER, env),
@@ -68,14 +87,17 @@ class Membership:
                 credit=0,
             )
         self._share_credit()
+        self._around.desk.serving = Serving(self.run, self._config, dict(self._outlets))
 
     async def leave(self) -> None:
         """Pull nothing more, end all agents, and say so of each."""
         self._is_leaving = True
+        self._around.desk.serving = None
         for subscription in self._subscriptions.values():
             subscription.set_credit(0)
-        for _, episode in self._running.values():
-            episode.stop()
+        for outlet in self._outlets.values():
+            outlet.close()
+        self._running.stop()
         await asyncio.gather(*(s.leave() for s in self._subscriptions.values()), *self._partings)
         await asyncio.gather(*(judge.close() for judge in self._judges.values()))
 
@@ -83,42 +105,70 @@ class Membership:
     def num_running(self) -> int:
         return len(self._running)
 
+    def _can_serve(self, env: str) -> bool:
+        return self._around.hosting is not None or self._is_external(env)
+
+    def _is_external(self, env: str) -> bool:
+        agent = self._config.agent(env)
+        return agent is not None and agent.external
+
     async def _warm(self, env: str) -> None:
         """Import what the first episode would otherwise wait for. What is wrong is said by that episode."""
-        agent = self._config.agent(env)
+        agent, hosting = self._config.agent(env), self._around.hosting
         if agent is None:
             return
+        if agent.external or hosting is None:
+            if agent.reward != REPORTED:
+                await self._judges[env].warm()
+            return
         with suppress(NotStarted):
-            await asyncio.gather(self._around.nursery.zygote(kind_of(agent)), self._judges[env].warm())
+            await asyncio.gather(hosting.nursery.zygote(kind_of(agent)), self._judges[env].warm())
             if agent.command is None:
-                await self._around.nursery.zygote(BARE)
+                await hosting.nursery.zygote(BARE)
 
     def _share_credit(self) -> None:
         if self._is_leaving:
             return
-        held = {env: self._held[env] for env in self._subscriptions}
-        elsewhere = self._held.total() - sum(held.values())
-        for env, credit in shared_credits(held, self._config.fleet.agents - elsewhere).items():
-            self._subscriptions[env].set_credit(credit)
-        self._context.presence.update(state=f"{len(self._running)} agents of run {self.run}")
+        hosted = {env: self._held[env] for env in self._subscriptions if env not in self._outlets}
+        elsewhere = sum(num for env, num in self._held.items() if not self._is_external(env)) - sum(hosted.values())
+        credits = shared_credits(hosted, self._config.fleet.agents - elsewhere)
+        for env, credit in (credits | self._external_credits()).items():
+            if env in self._subscriptions:
+                self._subscriptions[env].set_credit(credit)
+        gateway = self._context.presence.status.facts.get("gateway", "")
+        where = f"; agents elsewhere come to {str(gateway).removesuffix('/v1')}/episodes" if self._outlets else ""
+        self._context.presence.update(state=f"{len(self._running)} agents of run {self.run}{where}{self._unserved}")
+
+    def _external_credits(self) -> dict[str, int]:
+        return external_credits(
+            {env: self._held[env] for env in self._outlets},
+            {env: outlet.num_unclaimed for env, outlet in self._outlets.items()},
+            {env: outlet.num_missing for env, outlet in self._outlets.items()},
+            self._config.fleet.agents,
+        )
 
     async def _on_delivery(self, env: str, delivery: Delivery) -> None:
+        outlet = self._outlets.get(env)
         self._held[env] += 1
+        if outlet is not None:
+            outlet.entered(delivery)
         self._share_credit()
         pings = asyncio.create_task(keep_alive(delivery))
         try:
-            await self._end_delivery(delivery)
+            await self._end_delivery(delivery, outlet)
         finally:
             pings.cancel()
             self._held[env] -= 1
+            if outlet is not None:
+                outlet.settled(delivery)
             self._share_credit()
 
-    async def _end_delivery(self, delivery: Delivery) -> None:
+    async def _end_delivery(self, delivery: Delivery, outlet: Outlet | None) -> None:
         try:
             opened = await self._context.inbox.open(delivery)
             if not isinstance(opened, EpisodeOpened):
                 raise BadInput(f"{delivery.subject}: expected EpisodeOpened, got {type(opened).__name__}")
-            if await self._is_done(opened):
+            if await self._running.is_done(opened, delivery, outlet):
                 await delivery.ack()
             else:
                 await delivery.nak(RETRY_SECONDS)
@@ -127,26 +177,3 @@ class Membership:
         except Unavailable as wrong:
             log.warning("episode.delayed", subject=delivery.subject, reason=str(wrong))
             await delivery.nak(RETRY_SECONDS)
-
-    async def _is_done(self, opened: EpisodeOpened) -> bool:
-        """Run it, or wait for it when it runs here already. False: somebody else should, we are leaving or full."""
-        if opened.episode not in self._running:
-            if self._is_leaving or len(self._running) >= self._config.fleet.agents:
-                return False
-            agent = self._config.agent(opened.env)
-            if agent is None:
-                verdict = Verdict(EpisodeStatus.NOT_STARTED, f"the run has no agent for environment tag {opened.env!r}")
-                await self._context.speaker.say(ended(opened, verdict))
-                return True
-            episode = Episode(self._around, opened, agent, self._judges[opened.env], self._config.model.name)
-            task = asyncio.create_task(self._run(opened, episode), name=f"episode {opened.episode}")
-            self._running[opened.episode] = (task, episode)
-        await asyncio.shield(self._running[opened.episode][0])
-        return True
-
-    async def _run(self, opened: EpisodeOpened, episode: Episode) -> None:
-        try:
-            if await self._context.speaker.first(EpisodeEnded, opened.run, episode=opened.episode) is None:
-                await episode.run()
-        finally:
-            del self._running[opened.episode]

@@ -8,9 +8,14 @@ training, a service may be restarting. So that nothing lives for ever, all time 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import Any
 
+LOOK_SECONDS = 0.25
+"""How often a clock that stands still is looked at."""
 MAX_OVERALL_FACTOR = 10.0
 MIN_OVERALL_SECONDS = 1800.0
 
@@ -18,6 +23,14 @@ MIN_OVERALL_SECONDS = 1800.0
 def overall_seconds(deadline_seconds: float) -> float:
     """How long an agent with this deadline may live in all, waiting included."""
     return max(MAX_OVERALL_FACTOR * deadline_seconds, MIN_OVERALL_SECONDS)
+
+
+class UsedUp(StrEnum):
+    """Which limit was reached."""
+
+    OWN = "own"
+    OVERALL = "overall"
+    """All time together, waiting for answers included."""
 
 
 class OwnTime:
@@ -47,3 +60,20 @@ class OwnTime:
         self._num_waiting -= 1
         if self.is_running:
             self._since = self._now()
+
+
+async def until(
+    ends: Collection[asyncio.Future[Any]], time_of_its_own: OwnTime, *, own_seconds: float, overall_seconds: float
+) -> UsedUp | None:
+    """Wait for one of ``ends``, both limits counting from now. None: one is done; else which limit was reached before."""
+    used_before, began = time_of_its_own.seconds, time.monotonic()
+    while not any(end.done() for end in ends):
+        own = own_seconds - (time_of_its_own.seconds - used_before)
+        overall = overall_seconds - (time.monotonic() - began)
+        if own <= 0:
+            return UsedUp.OWN
+        if overall <= 0:
+            return UsedUp.OVERALL
+        patience = min(overall, own if time_of_its_own.is_running else max(own, LOOK_SECONDS))
+        await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+    return None

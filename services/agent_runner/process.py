@@ -13,13 +13,11 @@ from typing import Any
 
 from .launch import Launch, NotStarted, ZygoteLost
 from .memory import MemoryWatch
-from .own_time import OwnTime
+from .own_time import OwnTime, UsedUp, until
 from .zygote_link import Started, Zygote
 
 CHUNK_BYTES = 1 << 16
 STDERR_TAIL_BYTES = 4096
-LOOK_SECONDS = 0.25
-"""How often a clock that stands still is looked at."""
 
 
 class Cause(StrEnum):
@@ -148,18 +146,14 @@ class AgentProcess:
 
     async def _until_breach(self, started: Started) -> None:
         """Until it exits or breaks a limit, time limits included."""
-        ends: set[asyncio.Future[Any]] = {started.exited, self._breach}
-        used_before, began = self._time.seconds, time.monotonic()
-        while not any(end.done() for end in ends):
-            own = self._limits.deadline_seconds - (self._time.seconds - used_before)
-            overall = self._limits.overall_seconds - (time.monotonic() - began)
-            if own <= 0:
-                self.stop(Cause.DEADLINE)
-            elif overall <= 0:
-                self.stop(Cause.OVERALL)
-            else:
-                patience = min(overall, own if self._time.is_running else max(own, LOOK_SECONDS))
-                await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        used_up = await until(
+            {started.exited, self._breach},
+            self._time,
+            own_seconds=self._limits.deadline_seconds,
+            overall_seconds=self._limits.overall_seconds,
+        )
+        if used_up is not None:
+            self.stop(Cause.DEADLINE if used_up is UsedUp.OWN else Cause.OVERALL)
 
     def _on_output(self, pipe: Pipe) -> None:
         taken = pipe.take()

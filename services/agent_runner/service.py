@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 
@@ -12,11 +12,15 @@ from seamlessflow.contracts import Lease
 from seamlessflow.runtime import Context, LeaseWatch, read_run
 
 from .config import RunnerSettings
+from .episode_desk import EpisodeDesk
 from .episodes import Surroundings
+from .gateway.access import Access
 from .gateway.calls import CallDesk
+from .gateway.episode_routes import EpisodeRoutes
 from .gateway.server import Gateway
 from .gateway.sessions import Sessions
 from .homes import AgentsFolder
+from .hosted import Hosting
 from .membership import Membership
 from .memory import MemoryWatch
 from .nursery import Nursery
@@ -39,30 +43,40 @@ class AgentRunner:
                 await self._follow(lease, around)
 
             watch = LeaseWatch(self._context.bus, self._context.settings.node, on_lease)
+            work = [watch.run()] if around.hosting is None else [watch.run(), around.hosting.memory.run()]
             try:
-                await self._context.until_stopped(watch.run(), around.memory.run())
+                await self._context.until_stopped(*work)
             finally:
+                around.desk.is_closing = True
                 await self._leave()
 
     @asynccontextmanager
     async def _surroundings(self) -> AsyncIterator[Surroundings]:
-        sessions = Sessions()
-        desk = CallDesk(self._context.bus, self._context.speaker)
-        gateway = Gateway(sessions, desk)
-        nursery = Nursery()
+        settings, speaker, sessions = self._settings, self._context.speaker, Sessions()
+        calls, episodes = CallDesk(self._context.bus, speaker), EpisodeDesk(speaker)
+        access = Access(settings.gateway_token, settings.gateway_host)
+        gateway = Gateway(sessions, calls, EpisodeRoutes(episodes, access, settings.gateway_url))
+        async with AsyncExitStack() as stack:
+            # First of all: a folder that cannot be had is said before anything listens.
+            folder = None if settings.gateway_only else await stack.enter_async_context(self._folder())
+            await calls.open()
+            stack.push_async_callback(calls.close)
+            await gateway.open(settings.gateway_host, settings.gateway_port)
+            stack.push_async_callback(gateway.close)
+            self._context.presence.update(facts={"gateway": gateway.base_url})
+            hosting = None
+            if folder is not None:
+                nursery = Nursery()
+                stack.push_async_callback(nursery.close)
+                hosting = Hosting(nursery, MemoryWatch(), folder.path, settings.kill_grace_seconds, gateway.base_url)
+            yield Surroundings(speaker, sessions, settings.instance, episodes, hosting)
+
+    @asynccontextmanager
+    async def _folder(self) -> AsyncIterator[AgentsFolder]:
         folder = await asyncio.to_thread(AgentsFolder.take, self._settings.work_dir, self._settings.instance)
-        await gateway.open(self._settings.gateway_host, self._settings.gateway_port)
-        await desk.open()
-        self._context.presence.update(facts={"gateway": gateway.base_url})
         try:
-            yield Surroundings(
-                self._context.speaker, sessions, gateway, nursery, MemoryWatch(), folder.path,
-                self._settings.instance, self._settings.kill_grace_seconds,
-            )  # fmt: skip
+            yield folder
         finally:
-            await nursery.close()
-            await gateway.close()
-            await desk.close()
             await asyncio.to_thread(folder.remove)
 
     async def _follow(self, lease: Lease, around: Surroundings) -> None:

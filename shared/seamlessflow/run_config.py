@@ -18,6 +18,8 @@ from .errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+REPORTED = "reported"
+"""Instead of a verifier: an external agent says the reward itself."""
 MAX_PARTITIONS = 16
 """The server's permissions name every shard and bucket, so there is a highest one."""
 
@@ -87,12 +89,14 @@ class AgentSection(Section):
     What it returns (else what it prints) is judged."""
     command: tuple[str, ...] | None = None
     """Program and arguments, no shell; ``{prompt}`` is replaced. What it prints on standard output is judged."""
+    external: bool = False
+    """True: it runs elsewhere, opens episodes at a gateway over HTTP and says there how each ended (docs/operations.md)."""
     reward: str = "reasoning_gym"
     """``reasoning_gym`` (the data set's own scorer) or a verifier ``module:function``:
-    ``function(answer: str, task: dict) -> float``."""
+    ``function(answer: str, task: dict) -> float``. ``reported``: an external agent says the number itself."""
     deadline_seconds: PositiveFloat = 120.0
-    """Killed after this long. The clock stands still while a call waits for its answer; ten times as long (at least
-    half an hour) is the limit for all time together."""
+    """Killed (an external one: its episode ended) after this long. The clock stands still while a call waits for its answer;
+    ten times as long (at least half an hour) is the limit for all time together."""
     memory_mb: PositiveInt = 2048
     """Killed beyond this much memory of its own."""
     output_bytes: PositiveInt = 1_000_000
@@ -106,10 +110,12 @@ class AgentSection(Section):
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> AgentSection:
-        if (self.entrypoint is None) == (self.command is None):
-            raise ValueError(f"agent {self.env!r} needs exactly one of entrypoint and command")
+        if (self.entrypoint is not None) + (self.command is not None) + self.external != 1:
+            raise ValueError(f"agent {self.env!r} needs exactly one of entrypoint, command and external = true")
         if self.entrypoint is not None and ":" not in self.entrypoint:
             raise ValueError(f"entrypoint {self.entrypoint!r} must be module:function")
+        if self.reward == REPORTED and not self.external:
+            raise ValueError(f"agent {self.env!r}: only an external agent reports its reward; name a verifier module:function")
         return self
 
 
@@ -178,9 +184,9 @@ class FleetSection(Section):
     slots: PositiveInt = 32
     """Generations side by side on one rollout-worker."""
     agents: PositiveInt = 32
-    """Episodes side by side on one agent-runner."""
+    """Episodes side by side on one agent-runner; those of external agents are counted apart, up to as many again."""
     shards: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
-    """Partitions of the trajectory-manager."""
+    """Partitions of the trajectory-manager. Several managers share them: see docs/operations.md."""
     buckets: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
     """Affinity buckets per tag. The episodes of a group share one, and each has one worker as its owner, whose prefix cache
     they find: as many as there are workers, or a small multiple. Fewer than workers: all workers share all evenly."""

@@ -2,6 +2,7 @@
 
 Accepted and without effect, because the run decides how tokens are drawn and everything is recorded anyway: temperature,
 top_p, seed, penalties, logit_bias, top_logprobs (see ``logprobs``), user, metadata, store, and fields we do not know.
+A tool_choice that demands a call is a wish (see ``offers``).
 Refused with 400: what an agent would miss if it were ignored (see ``_refuse_unsupported``).
 """
 
@@ -9,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .dialect import Asked, json_object, kind_of, model_and_stream, stop_texts, whole_number
+from .dialect import Asked, json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
 from .errors import bad_request, unsupported
+from .offers import CONSTRAINED, listed_tools, one_call_only, tool_choice
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TOOL_CHOICES = ("auto", "none")
-PATIENCE = "it needs constrained decoding, which is not supported yet"
 
 
 def parse_chat(raw: bytes) -> Asked:
@@ -22,16 +22,19 @@ def parse_chat(raw: bytes) -> Asked:
     body = json_object(raw)
     _refuse_unsupported(body)
     model, stream = model_and_stream(body)
+    choice, notes = tool_choice(body.get("tool_choice"))
     return Asked(
         model=model,
         messages=checked_messages(body.get("messages")),
         tools=checked_tools(body.get("tools")),
-        tool_choice=_tool_choice(body.get("tool_choice")),
+        tool_choice=choice,
         max_tokens=_max_tokens(body),
         stop=stop_texts(body.get("stop"), "stop"),
         stream=stream,
         logprobs=body.get("logprobs") is True,
-        extra={"include_usage": _include_usage(body.get("stream_options"), is_stream=stream)},
+        one_call_only=one_call_only(body.get("parallel_tool_calls"), "parallel_tool_calls", value=False),
+        notes=notes,
+        extra={"include_usage": include_usage(body.get("stream_options"), is_stream=stream)},
     )
 
 
@@ -40,12 +43,10 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         raise unsupported("n must be 1: several choices per call are not supported yet; make several calls", "n")
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise unsupported(f"response_format must be left out or {{'type': 'text'}}: {PATIENCE}", "response_format")
+        raise unsupported(f"response_format must be left out or {{'type': 'text'}}: {CONSTRAINED}", "response_format")
     for legacy, instead in (("functions", "tools"), ("function_call", "tool_choice")):
         if body.get(legacy) is not None:
             raise unsupported(f"{legacy} is not supported: use {instead}", legacy)
-    if body.get("parallel_tool_calls") is False:
-        raise unsupported(f"parallel_tool_calls = false must be left out: {PATIENCE}", "parallel_tool_calls")
     if body.get("modalities") not in (None, ["text"]) or body.get("audio") is not None:
         raise unsupported("only text can be answered: leave modalities and audio out", "modalities")
 
@@ -65,7 +66,7 @@ def _check_message(message: Any, where: str) -> None:
         raise bad_request(f"{where} must be an object with role and content, got {kind_of(message)}", where)
     role = message.get("role")
     if role not in ROLES:
-        raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", f"{where}.role")
+        raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{where}.role")
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise bad_request(f"{where}.tool_call_id must be the id of the call it answers", f"{where}.tool_call_id")
     calls = message.get("tool_calls")
@@ -83,7 +84,9 @@ def _check_content(content: Any, where: str, *, may_be_empty: bool) -> None:
         place = f"{where}.content[{number}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal"):
-            raise unsupported(f"{place} has type {kind!r}: only text parts are supported, no images, audio or files", place)
+            raise unsupported(
+                f"{place} has type {shown(kind)}: only text parts are supported, no images, audio or files", place
+            )
         if not isinstance(part.get(kind), str):
             raise bad_request(f"{place}.{kind} must be text", place)
 
@@ -100,22 +103,13 @@ def _check_tool_calls(calls: Any, where: str, role: Any) -> None:
 
 def checked_tools(given: Any) -> tuple[dict[str, Any], ...] | None:
     """Tools in the chat completions form; None where there are none. Raises ApiError 400 that names the place."""
-    if given is None or given == []:
-        return None
-    if not isinstance(given, list):
-        raise bad_request(f"tools must be a list, got {kind_of(given)}", "tools")
-    for number, tool in enumerate(given):
+    tools = listed_tools(given)
+    for number, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             place = f"tools[{number}]"
             raise bad_request(f"{place} must be {{'type': 'function', 'function': {{'name': ..., ...}}}}", place)
-    return tuple(given)
-
-
-def _tool_choice(given: Any) -> str | None:
-    if given is None or given in TOOL_CHOICES:
-        return given  # type: ignore[no-any-return]
-    raise unsupported(f"tool_choice must be 'auto' or 'none', got {given!r}: {PATIENCE}", "tool_choice")
+    return tuple(tools) or None
 
 
 def _max_tokens(body: dict[str, Any]) -> int | None:
@@ -123,7 +117,7 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
     return min((value for value in wanted if value is not None), default=None)
 
 
-def _include_usage(options: Any, *, is_stream: bool) -> bool:
+def include_usage(options: Any, *, is_stream: bool) -> bool:
     if options is None:
         return False
     if not is_stream or not isinstance(options, dict):

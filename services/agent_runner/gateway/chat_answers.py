@@ -10,6 +10,7 @@ from .chat import parse_chat
 from .dialect import Asked, Frame, event
 from .errors import ApiError
 from .logprobs import token_logprobs
+from .offers import calls_of
 
 DONE = b"data: [DONE]\n\n"
 
@@ -24,6 +25,8 @@ class ChatCompletions:
 
     def whole(self, frame: Frame, answer: CallAnswered) -> dict[str, Any]:
         message = {"role": "assistant", "content": None, "refusal": None, **answer.message}
+        if answer.message.get("tool_calls"):
+            message["tool_calls"] = list(calls_of(frame.asked, answer))
         choice = {"index": 0, "message": message, "logprobs": _logprobs(answer), "finish_reason": answer.finish_reason}
         return {
             "id": f"chatcmpl-{frame.call}",
@@ -58,7 +61,8 @@ class ChatStream:
         return thought + (event(self._chunk({"content": content})) if content else b"")
 
     def ending(self, answer: CallAnswered) -> bytes:
-        chunks = [self._chunk({"tool_calls": [_named(number, call)]}) for number, call in _numbered(answer)]
+        calls = calls_of(self._frame.asked, answer)
+        chunks = [self._chunk({"tool_calls": [_named(number, call)]}) for number, call in enumerate(calls)]
         last = self._chunk({}, answer.finish_reason)
         last["choices"][0]["logprobs"] = _logprobs(answer)
         chunks.append(last)
@@ -89,10 +93,6 @@ def usage(answer: CallAnswered) -> dict[str, int] | None:
 
 def _logprobs(answer: CallAnswered) -> dict[str, Any] | None:
     return None if answer.tokens is None else {"content": token_logprobs(answer.tokens), "refusal": None}
-
-
-def _numbered(answer: CallAnswered) -> list[tuple[int, dict[str, Any]]]:
-    return list(enumerate(answer.message.get("tool_calls") or ()))
 
 
 def _named(number: int, call: dict[str, Any]) -> dict[str, Any]:

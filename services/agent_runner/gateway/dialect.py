@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -39,6 +40,10 @@ class Asked:
     """So many of the first messages hold for this call only."""
     is_remembered: bool = False
     """Later calls may leave out what was said up to here."""
+    one_call_only: bool = False
+    """Of several tool calls in the answer only the first is handed out."""
+    notes: tuple[str, ...] = ()
+    """What its client asked for and does not get, for the log. A handful of texts, the same for all requests."""
     extra: dict[str, Any] = field(default_factory=dict)
     """What only the dialect itself needs to answer."""
 
@@ -100,6 +105,11 @@ class Dialect(Protocol):
         ...
 
 
+MAX_DEPTH = 100
+"""Levels of lists and objects in a body. Far more than any agent nests, and so few that nothing which walks through a body
+recursively, here or in another service, comes near its limits."""
+
+
 def json_object(raw: bytes) -> dict[str, Any]:
     """A request's body. Raises ApiError 400 for what is no JSON object or could not travel on."""
 
@@ -113,7 +123,24 @@ def json_object(raw: bytes) -> dict[str, Any]:
         raise bad_request(f"the body must be JSON of ordinary text and numbers: {wrong}", code="invalid_json") from wrong
     if not isinstance(body, dict):
         raise bad_request(f"the body must be a JSON object, got {kind_of(body)}", code="invalid_json")
+    if _is_deeper(body, MAX_DEPTH):
+        raise bad_request(f"the body must nest at most {MAX_DEPTH} lists and objects in each other", code="invalid_json")
     return body
+
+
+def _is_deeper(body: dict[str, Any], levels: int) -> bool:
+    level: list[Any] = [body]
+    for _ in range(levels):
+        inner: list[Any] = []
+        for each in level:
+            inner += [part for part in (each.values() if type(each) is dict else each) if type(part) in _CONTAINERS]
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+_CONTAINERS = frozenset((dict, list))
 
 
 def _finite(number: str) -> float:
@@ -137,7 +164,7 @@ def whole_number(body: dict[str, Any], key: str) -> int | None:
     """An optional count of tokens. Raises ApiError 400."""
     value = body.get(key)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise bad_request(f"{key} must be a whole number of at least 1, got {value!r}", key)
+        raise bad_request(f"{key} must be a whole number of at least 1, got {shown(value)}", key)
     return value
 
 
@@ -158,6 +185,17 @@ def kind_of(value: Any) -> str:
     names: dict[type, str] = {dict: "an object", list: "a list", str: "text", type(None): "null"}
     kind: type = type(value)
     return names.get(kind, "a number or a truth value")
+
+
+MAX_SHOWN_CHARACTERS = 100
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = MAX_SHOWN_CHARACTERS
+
+
+def shown(value: Any) -> str:
+    """A value of a request for messages, however long it is."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
 
 
 def event(content: dict[str, Any], name: str | None = None) -> bytes:

@@ -16,7 +16,8 @@ from seamlessflow.contracts import EpisodeEnded
 from seamlessflow.run_config import REPORTED, AgentSection
 
 from ..agents import task_for_agent
-from ..episode_desk import Ask, EpisodeDesk, NoEpisode
+from ..asks import Ask, NoEpisode
+from ..episode_desk import EpisodeDesk
 from ..external import ExternalEpisode, Report
 from .access import Access
 from .dialect import json_object, kind_of

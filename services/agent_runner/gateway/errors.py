@@ -17,11 +17,16 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
+        self.most_tokens: int | None = None
+        self.got_tokens: int | None = None
+        """Of a prompt that is too long, and how many would fit."""
 
     @classmethod
     def of(cls, error: CallError) -> ApiError:
         """The manager's refusal."""
-        return cls(error.status, error.message, code=error.code)
+        refusal = cls(error.status, error.message, code=error.code)
+        refusal.most_tokens, refusal.got_tokens = error.most_tokens, error.got_tokens
+        return refusal
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")

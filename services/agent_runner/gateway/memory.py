@@ -1,20 +1,28 @@
 """What was said in a session, for clients that leave it out and point at an earlier answer instead.
 
-It lives as long as the session, and its agent does not outlive that. A message that many calls bring is kept once.
+It lives as long as the session, and its agent does not outlive that. A message that many calls bring is kept once, and so is
+what calls have in common from the beginning on: a conversation costs memory for what is new in each of its turns.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from .dialect import Asked
 from .errors import bad_request
+from .offers import Message
 
 if TYPE_CHECKING:
     from .calls import Call
 
-Message = dict[str, Any]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Said:
+    """A message, and all before it. There is one of it for the same in each call."""
+
+    message: Message
+    before: _Said | None
 
 
 class Memory:
@@ -22,14 +30,22 @@ class Memory:
 
     def __init__(self) -> None:
         self._messages: dict[str, Message] = {}
-        self._said: dict[str, tuple[Call, tuple[str, ...]]] = {}
-        """By call: itself, and the digests of what it was asked, instructions left out."""
+        """By digest."""
+        self._after: dict[tuple[_Said | None, str], _Said] = {}
+        self._asked: dict[str, tuple[Call, _Said | None]] = {}
+        """By call: itself, and the last of what it was asked, instructions left out."""
 
     def note(self, call: Call, asked: Asked, digests: tuple[str, ...]) -> None:
         """Remember a call, if its dialect wants it. ``digests``: of its messages."""
-        if asked.is_remembered:
-            self._messages.update(zip(digests, asked.messages, strict=True))
-            self._said[call.id] = (call, digests[asked.num_instructions :])
+        if not asked.is_remembered:
+            return
+        last: _Said | None = None
+        for key, message in list(zip(digests, asked.messages, strict=True))[asked.num_instructions :]:
+            known = self._after.get((last, key))
+            if known is None:
+                known = self._after[last, key] = _Said(self._messages.setdefault(key, message), last)
+            last = known
+        self._asked[call.id] = (call, last)
 
     def completed(self, asked: Asked) -> Asked:
         """The request with what its client left out. Raises ApiError 400 where that was not said here."""
@@ -38,17 +54,21 @@ class Memory:
         return replace(asked, messages=(*instructions, *before, *(self._in_full(message) for message in new)))
 
     def _until(self, call: str) -> tuple[Message, ...]:
-        answer = self._answer(call)
-        return (*(self._messages[key] for key in self._said[call][1]), answer)
+        messages = [self._answer(call)]
+        last = self._asked[call][1]
+        while last is not None:
+            messages.append(last.message)
+            last = last.before
+        return tuple(reversed(messages))
 
     def _in_full(self, message: Message) -> Message:
         return self._answer(message["turn"]) if is_reference(message) else message
 
     def _answer(self, call: str) -> Message:
-        known, _ = self._said.get(call, (None, ()))
+        known, _ = self._asked.get(call, (None, None))
         if known is None or not _is_answered(known):
             raise bad_request(
-                f"call {call} was not answered in this session, or was asked with store = false: send the whole input",
+                f"call {call[:40]} was not answered in this session, or was asked with store = false: send the whole input",
                 "previous_response_id",
                 code="previous_response_not_found",
             )

@@ -2,29 +2,32 @@
 answers in ``messages_answers``.
 
 Accepted and without effect, because the run decides how tokens are drawn: temperature, top_p, top_k, metadata, thinking,
-context_management, service_tier, betas, cache_control, and fields we do not know. Refused with 400: what an agent would
-miss if it were ignored (see ``_REFUSED``, ``_tools`` and ``_tool_choice``).
+context_management, service_tier, betas, cache_control, and fields we do not know. Tools of Anthropic's own (their type ends
+in a date) are left out of the offer, as nobody here could run them or told the model what they are; a tool_choice that
+demands a call is a wish (``offers``). Refused with 400: what an agent would miss if it were ignored (see ``_REFUSED``).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from .dialect import Asked, json_object, kind_of, model_and_stream, stop_texts, whole_number
+from .dialect import Asked, json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
 from .errors import bad_request, unsupported
 from .messages_blocks import conversation, system_messages
+from .offers import CONSTRAINED, HOSTED, listed_tools, one_call_only, tool_choice
 
-PATIENCE = "it needs constrained decoding, which is not supported yet"
 OWN_TOOLS = "only tools that the agent itself describes and runs are supported"
 _REFUSED = {
-    "output_format": PATIENCE,
+    "output_format": CONSTRAINED,
     "mcp_servers": OWN_TOOLS,
     "container": OWN_TOOLS,
     "thread": "conversations are not kept; send all messages",
     "compaction": "ask for a summary in words of your own",
 }
+_ANTHROPICS_OWN = re.compile(r"[a-z_]+_\d{8}|mcp_toolset")
 BYTES_PER_TOKEN = 4
 """About what English text and code come to with the vocabularies in use."""
 
@@ -34,14 +37,18 @@ def parse_messages(raw: bytes) -> Asked:
     body = json_object(raw)
     _refuse_unsupported(body)
     model, stream = model_and_stream(body)
+    tools, left_out = _tools(body.get("tools"))
+    choice, free = tool_choice(body.get("tool_choice"))
     return Asked(
         model=model,
         messages=(*system_messages(body.get("system")), *conversation(body.get("messages"))),
-        tools=_tools(body.get("tools")),
-        tool_choice=_tool_choice(body.get("tool_choice")),
+        tools=tools,
+        tool_choice=choice,
         max_tokens=whole_number(body, "max_tokens"),
         stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
         stream=stream,
+        one_call_only=_one_call_only(body.get("tool_choice")),
+        notes=(*left_out, *free),
         extra={"shows_thinking": _shows_thinking(body.get("thinking"))},
     )
 
@@ -76,22 +83,26 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
             raise unsupported(f"{field} must be left out: {why}", field)
     config = body.get("output_config")
     if isinstance(config, dict) and config.get("format") is not None:
-        raise unsupported(f"output_config.format must be left out: {PATIENCE}", "output_config.format")
+        raise unsupported(f"output_config.format must be left out: {CONSTRAINED}", "output_config.format")
 
 
-def _tools(given: Any) -> tuple[dict[str, Any], ...] | None:
-    if given is None or given == []:
-        return None
-    if not isinstance(given, list):
-        raise bad_request(f"tools must be a list, got {kind_of(given)}", "tools")
-    return tuple(_tool(tool, f"tools[{number}]") for number, tool in enumerate(given))
+def _tools(given: Any) -> tuple[tuple[dict[str, Any], ...] | None, tuple[str, ...]]:
+    """The offer in the chat completions form, None where it is empty, and notes."""
+    tools = listed_tools(given)
+    offered = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools) if not _is_anthropics(tool)]
+    return tuple(offered) or None, () if len(offered) == len(tools) else (HOSTED,)
+
+
+def _is_anthropics(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and _ANTHROPICS_OWN.fullmatch(kind) is not None
 
 
 def _tool(given: Any, place: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise bad_request(f"{place} must be an object with name and input_schema, got {kind_of(given)}", place)
     if given.get("type") not in (None, "custom"):
-        raise unsupported(f"{place} has type {given['type']!r}: {OWN_TOOLS}; give it a name and an input_schema", place)
+        raise unsupported(f"{place} has type {shown(given['type'])}: {OWN_TOOLS}; give it a name and an input_schema", place)
     name, description, schema = given.get("name"), given.get("description"), given.get("input_schema")
     if not isinstance(name, str) or not name or not isinstance(schema, dict):
         raise bad_request(f"{place} must have a name (text) and an input_schema (an object)", place)
@@ -101,12 +112,6 @@ def _tool(given: Any, place: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
 
-def _tool_choice(given: Any) -> str | None:
-    if given is None:
-        return None
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind not in ("auto", "none"):
-        raise unsupported(f"tool_choice must be of type 'auto' or 'none', got {given!r}: {PATIENCE}", "tool_choice")
-    if given.get("disable_parallel_tool_use"):
-        raise unsupported(f"tool_choice.disable_parallel_tool_use must be left out: {PATIENCE}", "tool_choice")
-    return str(kind)
+def _one_call_only(choice: Any) -> bool:
+    key = "disable_parallel_tool_use"
+    return isinstance(choice, dict) and one_call_only(choice.get(key), f"tool_choice.{key}", value=True)

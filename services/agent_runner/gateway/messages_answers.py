@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from seamlessflow.contracts import CallAnswered
@@ -20,8 +19,6 @@ _ERROR_TYPES = {
     409: "conflict_error",
     413: "request_too_large",
 }
-_MOST_AND_GOT = re.compile(r"maximum context length is (\d+) tokens.* (\d+) tokens", re.DOTALL)
-"""The numbers in the manager's words (``answers.too_long``)."""
 
 
 class Messages:
@@ -47,7 +44,6 @@ def _words(error: ApiError) -> str:
     """Over-long prompts in the words that make Anthropic's agents compact."""
     if error.code != "context_length_exceeded":
         return error.message
-    numbers = _MOST_AND_GOT.search(error.message)
-    if numbers is None:
+    if error.most_tokens is None or error.got_tokens is None:
         return f"prompt is too long: {error.message}"
-    return f"prompt is too long: {numbers[2]} tokens > {numbers[1]} maximum"
+    return f"prompt is too long: {error.got_tokens} tokens > {error.most_tokens} maximum"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from .dialect import kind_of
+from .dialect import kind_of, shown
 from .errors import ApiError, bad_request, unsupported
 
 BILLING = "x-anthropic-billing-header:"
@@ -53,7 +53,7 @@ def _parts(message: Any, where: str) -> Iterator[dict[str, Any]]:
         raise bad_request(f"{where} must be an object with role and content, got {kind_of(message)}", where)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _KINDS:
-        raise bad_request(f"{where}.role must be one of {', '.join(_KINDS)}, got {role!r}", f"{where}.role")
+        raise bad_request(f"{where}.role must be one of {', '.join(_KINDS)}, got {shown(role)}", f"{where}.role")
     if content == []:
         yield {"role": role, "content": ""}
     for place, block in _blocks(content, f"{where}.content"):
@@ -86,7 +86,9 @@ def _joined(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     turns = [part["turn"] for part in parts if "turn" in part]
-    return {**message, "turn": turns[0]} if turns else message
+    # Thoughts alone point at nothing: what they led to was taken out.
+    is_said = any("reasoning_content" not in part for part in parts)
+    return {**message, "turn": turns[0]} if turns and is_said else message
 
 
 def _tool_result(block: dict[str, Any], place: str) -> dict[str, Any]:
@@ -144,4 +146,4 @@ def _field(block: dict[str, Any], place: str, key: str) -> str:
 
 def _unknown(block: dict[str, Any], place: str, supported: str) -> ApiError:
     what = f"only {supported} blocks are supported here, no images, documents, search results or server tools"
-    return unsupported(f"{place} has type {block.get('type')!r}: {what}", place)
+    return unsupported(f"{place} has type {shown(block.get('type'))}: {what}", place)

@@ -10,13 +10,14 @@ from seamlessflow.contracts import CallAnswered
 from .dialect import Frame, json_object
 from .errors import ApiError
 from .messages_blocks import RAW_ARGUMENTS, SIGNATURE
+from .offers import calls_of
 
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
 def whole_message(frame: Frame, answer: CallAnswered) -> dict[str, Any]:
     """A finished message."""
-    blocks = list(blocks_of(frame, answer.message))
+    blocks = list(blocks_of(frame, answer))
     return {**envelope(frame), "content": blocks, **stop_of(answer), "usage": usage(answer)}
 
 
@@ -34,9 +35,10 @@ def input_of(arguments: str) -> dict[str, Any]:
     return raw if given.keys() == raw.keys() else given
 
 
-def blocks_of(frame: Frame, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def blocks_of(frame: Frame, answer: CallAnswered) -> Iterator[dict[str, Any]]:
     """Thoughts, text, tools; a text even if it is empty where nothing was called, as clients read ``content[0].text``."""
-    thoughts, text, calls = message.get("reasoning_content"), message.get("content") or "", message.get("tool_calls") or ()
+    thoughts, text = answer.message.get("reasoning_content"), answer.message.get("content") or ""
+    calls = calls_of(frame.asked, answer)
     if thoughts and frame.asked.extra["shows_thinking"]:
         yield thinking_block(frame, thoughts)
     if text or not calls:

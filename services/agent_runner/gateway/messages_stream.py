@@ -39,7 +39,7 @@ class MessageStream:
         return thought + said or self.idle()
 
     def ending(self, answer: CallAnswered) -> bytes:
-        tools = [block for block in blocks_of(self._frame, answer.message) if block["type"] == "tool_use"]
+        tools = [block for block in blocks_of(self._frame, answer) if block["type"] == "tool_use"]
         is_silent = not tools and self._open != "text"
         text = self._deltas("text", "text", "text_delta", "") if is_silent else b""
         said = text + self._stop() + b"".join(self._tool(block) for block in tools)

@@ -8,9 +8,10 @@ from seamlessflow.contracts import CallAnswered
 
 from .dialect import Frame
 from .logprobs import token_logprobs
+from .offers import Message as Item
+from .offers import calls_of
 from .responses_ids import item_id, response_id, sealed
-
-Item = dict[str, Any]
+from .responses_tools import names_of
 
 _UNSAID: dict[str, Any] = {
     "background": False, "error": None, "incomplete_details": None, "instructions": None, "max_output_tokens": None,
@@ -38,7 +39,8 @@ def output_items(frame: Frame, answer: CallAnswered) -> list[Item]:
     call, message = frame.call, answer.message
     status = "incomplete" if answer.finish_reason == "length" else "completed"
     items: list[Item] = []
-    reasoning, content, tool_calls = (message.get(key) for key in ("reasoning_content", "content", "tool_calls"))
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    tool_calls = calls_of(frame.asked, answer)
     if reasoning:
         items.append(reasoning_item(frame, reasoning, "completed" if content or tool_calls else status))
     if content or not tool_calls:
@@ -46,8 +48,9 @@ def output_items(frame: Frame, answer: CallAnswered) -> list[Item]:
         if answer.tokens is not None:
             part["logprobs"] = token_logprobs(answer.tokens)
         items.append({"type": "message", "id": item_id("msg", call), "role": "assistant", "status": status, "content": [part]})
-    for index, each in enumerate(tool_calls or ()):
-        said = {"call_id": each["id"], "name": each["function"]["name"], "arguments": each["function"]["arguments"]}
+    for index, each in enumerate(tool_calls):
+        names = names_of(each["function"]["name"], frame.asked.extra["namespaces"])
+        said = {"call_id": each["id"], **names, "arguments": each["function"]["arguments"]}
         items.append({"type": "function_call", "id": item_id("fc", call, index), "status": status, **said})
     return items
 

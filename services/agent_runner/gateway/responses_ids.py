@@ -10,6 +10,8 @@ import re
 from typing import Any
 
 _CARRIER = re.compile(r"(?:resp|rs|msg|fc|call)_(c[0-9A-Za-z]+)(?:_[0-9]+)?")
+REASONING = "rs_"
+"""How ids of reasoning items begin."""
 _SEAL = "sf1"
 
 

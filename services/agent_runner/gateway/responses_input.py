@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .dialect import kind_of
+from .dialect import kind_of, shown
 from .errors import bad_request, unsupported
 from .memory import reference
-from .responses_ids import call_in, unsealed
-
-Message = dict[str, Any]
+from .offers import Message
+from .responses_ids import REASONING, call_in, unsealed
+from .responses_tools import flat_name
 
 ROLES = ("system", "developer", "user", "assistant")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -47,19 +47,21 @@ class _Turn:
     tool_calls: list[Message] = field(default_factory=list)
     is_referred: bool = False
     """Some of its items were left out and pointed at instead."""
+    is_said: bool = False
+    """It is known to be more than reasoning: its message or a call is here, or pointed at."""
 
     def message(self) -> Message | None:
-        """None: reasoning that led to nothing we know of."""
-        if self.call is None and self.content is None and not self.tool_calls:
-            return None
+        """None: nothing but reasoning that is somebody else's, or is only pointed at."""
         if self.call is not None and self.is_referred:
-            return reference(self.call)
+            return reference(self.call) if self.is_said else None
+        if not self.is_said and (self.call is None or not self.reasoning):
+            return None
         message: Message = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
         if self.reasoning:
             message["reasoning_content"] = "\n".join(self.reasoning)
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
-        if self.call is not None and all(call_in(each["id"]) != self.call for each in self.tool_calls):
+        if self.call is not None and self.is_said and all(call_in(each["id"]) != self.call for each in self.tool_calls):
             message["turn"] = self.call
         return message
 
@@ -92,15 +94,16 @@ class _Speech:
             self._take_reference(item, where)
         else:
             known = "message, reasoning, function_call, function_call_output and item_reference"
-            raise unsupported(f"{where} has type {kind!r}: only {known} are supported", where)
+            raise unsupported(f"{where} has type {shown(kind)}: only {known} are supported", where)
 
     def _take_message(self, item: Message, where: str) -> None:
         role = item.get("role")
         if role not in ROLES:
-            raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}", f"{where}.role")
+            raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{where}.role")
         text = text_in(item.get("content"), f"{where}.content")
         if role == "assistant":
-            self._turn(call_in(item.get("id")), lambda turn: turn.content is None).content = text
+            turn = self._turn(call_in(item.get("id")), lambda turn: turn.content is None)
+            turn.content, turn.is_said = text, True
         else:
             self._parts.append({"role": role, "content": text})
             self._newest = None
@@ -122,8 +125,9 @@ class _Speech:
             # Without a pointer of its own it is not of a turn that we know: ours all have one.
             lambda turn: (turn.call is None or call is not None) and all(each["id"] != call_id for each in turn.tool_calls),
         )
-        function = {"name": item["name"], "arguments": item["arguments"]}
+        function = {"name": flat_name(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
         turn.tool_calls.append({"id": call_id, "type": "function", "function": function})
+        turn.is_said = True
 
     def _take_output(self, item: Message, where: str) -> None:
         call_id = item.get("call_id")
@@ -133,10 +137,12 @@ class _Speech:
         self._parts.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def _take_reference(self, item: Message, where: str) -> None:
-        call = call_in(item.get("id"))
+        carrier, call = item.get("id"), call_in(item.get("id"))
         if call is None:
             raise bad_request(f"{where}.id must be the id of an item that this session was answered with", f"{where}.id")
-        self._turn(call, lambda turn: turn.call == call).is_referred = True
+        turn = self._turn(call, lambda turn: turn.call == call)
+        turn.is_referred = True
+        turn.is_said = turn.is_said or not str(carrier).startswith(REASONING)
 
     def _turn(self, call: str | None, has_room: Callable[[_Turn], bool]) -> _Turn:
         """The turn that an item is part of: the newest one if it can be, or else a new one."""
@@ -163,7 +169,9 @@ def text_in(content: Any, where: str) -> str:
         place, kind = f"{where}[{number}]", part.get("type") if isinstance(part, dict) else None
         key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if key is None:
-            raise unsupported(f"{place} has type {kind!r}: only text parts are supported, no images, audio or files", place)
+            raise unsupported(
+                f"{place} has type {shown(kind)}: only text parts are supported, no images, audio or files", place
+            )
         if not isinstance(part.get(key), str):
             raise bad_request(f"{place}.{key} must be text", place)
         texts.append(part[key])

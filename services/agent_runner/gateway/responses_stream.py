@@ -12,7 +12,8 @@ from seamlessflow.contracts import CallAnswered
 
 from .dialect import Frame, event
 from .errors import ApiError
-from .responses_bodies import Item, reasoning_item, response_of, text_part, whole_response
+from .offers import Message as Item
+from .responses_bodies import reasoning_item, response_of, text_part, whole_response
 from .responses_ids import item_id
 
 

@@ -15,10 +15,12 @@ from seamlessflow.errors import ConfigError
 from . import holding
 from .calls import CallDesk
 from .chat_answers import ChatCompletions
+from .completions_answers import Completions
 from .dialect import Dialect
 from .errors import ApiError, episode_over
 from .messages import estimated_tokens, parse_messages
 from .messages_answers import Messages
+from .notes import Notes
 from .responses_answers import Responses
 from .sessions import Session, Sessions
 
@@ -30,9 +32,10 @@ log = structlog.get_logger()
 MAX_BODY_BYTES = 64 << 20
 RETRY_HEADER = "x-stainless-retry-count"
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 EPISODE_PREFIX = "/e/{who}"
 """Before any path: the episode, or its key for clients that cannot set one."""
+_UNREAD = ("body_too_large", "unreadable_body")
 _BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
 _ROUTES = ", ".join([*(f"POST {path}" for path in _BY_PATH), f"POST {COUNT_TOKENS}", "GET /v1/models"])
 
@@ -42,6 +45,7 @@ class Gateway:
 
     def __init__(self, sessions: Sessions, desk: CallDesk, episodes: EpisodeRoutes | None = None) -> None:
         self._sessions, self._desk, self._episodes = sessions, desk, episodes
+        self._notes = Notes()
         self._runner: web.AppRunner | None = None
         self.base_url = ""
 
@@ -84,6 +88,7 @@ class Gateway:
         if session.is_over:
             raise episode_over()
         asked = session.memory.completed(dialect.parse(raw))
+        self._notes.tell(asked.notes, env=session.opened.env)
         body_digest = hashlib.sha256(raw).hexdigest()
         num_retries = _number(request.headers.get(RETRY_HEADER, "0"))
         call = session.call_to_join(body_digest, num_retries) or self._desk.start(session, asked, body_digest, request)
@@ -126,20 +131,27 @@ async def _in_their_form(request: web.Request, handler: Handler) -> web.StreamRe
     except web.RequestPayloadError as wrong:
         error = ApiError(400, f"the body cannot be read: {wrong}", code="unreadable_body")
     except web.HTTPException as wrong:
-        what = f"{request.method} {request.path} is not served here; there are: {_ROUTES}"
+        what = f"{request.method} {request.path[:100]} is not served here; there are: {_ROUTES}"
         error = ApiError(wrong.status, what, code="unknown_route")
     except Exception:
-        log.exception("gateway.failed", path=request.path)
+        log.exception("gateway.failed", path=_path_of(request))
         error = ApiError(500, "the gateway failed; its log says why", code="internal_error")
-    return error.response(_dialect_of(request).error_body(error))
+    response = error.response(_dialect_of(request).error_body(error))
+    if error.code in _UNREAD:
+        response.force_close()  # the rest of the body stands in the way of another request
+    return response
 
 
 def _dialect_of(request: web.Request) -> Dialect:
     """By the path, or for another path by what it begins with."""
-    path = request.path
-    if path.startswith("/e/"):
-        path = "/" + path.removeprefix("/e/").partition("/")[2]
+    path = _path_of(request)
     return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), DIALECTS[0])
+
+
+def _path_of(request: web.Request) -> str:
+    """Without ``/e/<who>``, which may be a key."""
+    path = request.path
+    return "/" + path.removeprefix("/e/").partition("/")[2] if path.startswith("/e/") else path
 
 
 def _model(name: str) -> dict[str, str | int]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from ..blobs import Store
 from ..errors import ConfigError
 from ..machine import checkout_root, python_path
-from ..run_config import AgentSection, RunConfig
+from ..run_config import REPORTED, AgentSection, RunConfig
 from ..secrecy import without_password
 
 IMPORT_SECONDS = 120.0
@@ -33,7 +33,7 @@ def check_agents(config: RunConfig) -> None:
     found: dict[tuple[str, tuple[tuple[str, str], ...]], str | None] = {}
     problems = []
     for agent in config.agents:
-        verifier = None if agent.reward == "reasoning_gym" else agent.reward
+        verifier = None if agent.reward in ("reasoning_gym", REPORTED) else agent.reward
         for key, name in (("entrypoint", agent.entrypoint), ("reward", verifier)):
             if name is None:
                 continue

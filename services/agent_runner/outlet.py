@@ -1,0 +1,122 @@
+"""Where deliveries of one external environment meet the agents that ask for them.
+
+    delivery ─▶ opening (being read) ─▶ at hand ─▶ claimed by somebody who asked ─▶ an episode, acknowledged at its end
+                                          └─ nobody asked in time ─▶ handed back to the queue
+
+So that nothing is held for nobody, only as many deliveries are pulled as somebody waits for. More than that come when
+their request ran out meanwhile, or while one certain task is looked for: they lie at hand for a while, for the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from seamlessflow.bus.base import Delivery
+
+from .matching import Matching, Offer, Want
+
+if TYPE_CHECKING:
+    from .external import ExternalEpisode
+
+SHELF_SECONDS = 10.0
+"""How long an episode lies at hand before it is handed back."""
+SHELF_SIZE = 256
+"""So many lie at hand; for one more the first is handed back, so that a search for one task gets through a long queue."""
+
+
+@dataclass(eq=False)
+class Asking(Want):
+    """Somebody waits for an episode. ``is_there``: whether its client still does."""
+
+    is_there: Callable[[], bool] = lambda: True
+    handed: asyncio.Future[ExternalEpisode | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """The started episode. None: the run was left meanwhile."""
+    is_gone: bool = False
+    """Nobody waits for it any more."""
+
+
+class Outlet:
+    """One environment of one run. ``on_change`` hears that more or fewer deliveries are wanted."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._matching = Matching()
+        self._at_hand: dict[Offer, asyncio.Future[Asking | None]] = {}
+        self._opening: set[Delivery] = set()
+        self._is_open = True
+
+    @property
+    def num_missing(self) -> int:
+        """How many more deliveries somebody waits for."""
+        return max(0, len(self._matching.wants) - len(self._opening))
+
+    @property
+    def num_unclaimed(self) -> int:
+        """Deliveries in our hands that nobody has claimed."""
+        return len(self._opening) + len(self._at_hand)
+
+    def ask(self, asking: Asking) -> None:
+        """Wait for an episode, or be given one that is at hand. Again, after one that turned out to be over: as before."""
+        if asking.is_gone or asking.handed.done():
+            return
+        if not self._is_open:
+            asking.handed.set_result(None)
+            return
+        offer = self._matching.ask(asking)
+        if offer is not None:
+            self._at_hand[offer].set_result(asking)
+        self._on_change()
+
+    def withdraw(self, asking: Asking) -> None:
+        """Wait no more."""
+        asking.is_gone = True
+        self._matching.withdraw(asking)
+        self._on_change()
+
+    def entered(self, delivery: Delivery) -> None:
+        """It is being read."""
+        self._opening.add(delivery)
+
+    def settled(self, delivery: Delivery) -> None:
+        """It turned out to be something, or nothing. Idempotent."""
+        self._opening.discard(delivery)
+
+    async def claimed(self, task: str, delivery: Delivery) -> Asking | None:
+        """Who gets the delivered episode of this task. None: nobody came for it."""
+        offer = Offer(task, delivery.seq)
+        self.settled(delivery)
+        while isinstance(taker := self._matching.offer(offer), Asking):
+            if taker.is_there():
+                return taker
+        claim = self._at_hand[offer] = asyncio.get_running_loop().create_future()
+        self._make_room()
+        self._on_change()
+        try:
+            # Not a time-out around the future: one that meets the claim would lose it.
+            await asyncio.wait({claim}, timeout=SHELF_SECONDS if self._is_open else 0.0)
+            return claim.result() if claim.done() else None
+        finally:
+            self._matching.withdraw(offer)
+            del self._at_hand[offer]
+
+    def close(self) -> None:
+        """The run is left: whoever waits is told, whatever is at hand is handed back."""
+        self._is_open = False
+        for asking in list(self._matching.wants):
+            self._matching.withdraw(asking)
+            if isinstance(asking, Asking) and not asking.handed.done():
+                asking.handed.set_result(None)
+        for offer, claim in self._at_hand.items():
+            self._give_up(offer, claim)
+
+    def _make_room(self) -> None:
+        if len(self._matching.offers) > SHELF_SIZE:
+            first = self._matching.offers[0]
+            self._give_up(first, self._at_hand[first])
+
+    def _give_up(self, offer: Offer, claim: asyncio.Future[Asking | None]) -> None:
+        if self._matching.withdraw(offer) and not claim.done():
+            claim.set_result(None)
