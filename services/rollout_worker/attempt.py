@@ -1,7 +1,9 @@
 """Carrying out one decision about one generation: claim, sample while saying, end.
 
 Continue   claim ∥ sample ─▶ end stored ─▶ DONE        the claim travels while the prompt is prefilled
+              ├ a stop text is complete: what the engine sampled behind it is never said ─▶ end stored ─▶ DONE
               ├ interrupted, or engine died: flush ─▶ BACK
+              ├ its call was abandoned meanwhile: flush, end stored ─▶ DONE
               ├ episode ended meanwhile: drop what is unsaid ─▶ DONE
               ├ claim refused: raises ClaimRefused, nothing was said
               └ a later append refused: somebody claimed it since ─▶ LOST
@@ -14,6 +16,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from enum import Enum
 from typing import cast
 
@@ -25,8 +28,10 @@ from seamlessflow.runtime import Speaker
 
 from .engines.base import Chunk, Engine, EngineError, Finish, SamplingParams
 from .inflight import Continue, EndNow, History, Pace
+from .interest import Interest
 from .meter import Activity
 from .segments import SegmentWriter
+from .stopping import Stopping
 
 log = structlog.get_logger()
 
@@ -50,7 +55,10 @@ _ENDS = {Finish.STOP: GenerationFinish.STOP, Finish.LENGTH: GenerationFinish.LEN
 
 
 class Attempt:
-    """One claim of one generation and what follows from it. ``ids``: prompt and all tokens so far; grows."""
+    """One claim of one generation and what follows from it. ``ids``: prompt and all tokens so far; grows.
+
+    stopping: was told the history; None: it has no stop texts.
+    """
 
     def __init__(
         self,
@@ -63,18 +71,21 @@ class Attempt:
         *,
         worker: str,
         pace: Pace,
+        stopping: Stopping | None = None,
+        interest: Interest | None = None,
         on_engine_death: Callable[[EngineError], None],
     ) -> None:
         self.request = request
+        self.interest = interest or Interest()
+        """What the last look saw."""
         self.ids = prompt + history.token_ids
         self.num_said = 0
         """Tokens this attempt stored."""
         self._engine, self._speaker, self._activity = engine, speaker, activity
-        self._history, self._worker, self._pace = history, worker, pace
+        self._history, self._worker, self._pace, self._stopping = history, worker, pace, stopping
         self._on_engine_death = on_engine_death
         self._nonce = secrets.token_hex(6)
         self._request_id = f"{request.generation}.{self._nonce}"
-        self._episode_ended = False
         self._interrupting: asyncio.Task[None] | None = None
         self._writer: SegmentWriter | None = None
 
@@ -88,10 +99,11 @@ class Attempt:
         if self._writer is not None:
             await self._writer.flush()
 
-    async def drop(self) -> None:
-        """Its episode is over: make it end soon, with DONE."""
-        self._episode_ended = True
-        await self.interrupt()
+    async def heed(self, interest: Interest) -> None:
+        """Note what a look saw. Where nobody waits any more: make it end soon, with DONE."""
+        self.interest = interest
+        if interest.is_over or interest.is_abandoned:
+            await self.interrupt()
 
     async def carry_out(self, decision: EndNow | Continue) -> Verdict:
         """Raises ClaimRefused; Unavailable when the journal is gone; BadInput for what the engine refuses."""
@@ -106,8 +118,10 @@ class Attempt:
         )
         try:
             end = decision.finish if isinstance(decision, EndNow) else await self._sample(writer, decision.max_tokens)
-            if self._episode_ended:
+            if self.interest.is_over:
                 return Verdict.DONE  # nobody waits for it; what is unsaid was never sampled
+            if end is None and self.interest.is_abandoned:
+                end = GenerationFinish.CANCELLED
             await writer.finish(end)
             return Verdict.BACK if end is None else Verdict.DONE
         except SequenceMismatch:
@@ -130,10 +144,11 @@ class Attempt:
         self._activity.begin()
         try:
             async with aclosing(self._chunks(max_tokens)) as chunks:
-                async for chunk in chunks:
+                async for whole in chunks:
+                    self._activity.note(len(whole.token_ids))
+                    chunk = self._until_stop(whole)
                     writer.put(chunk)
                     sampled.extend(chunk.token_ids)
-                    self._activity.note(len(chunk.token_ids))
                     if chunk.finish is not None or writer.failed:
                         return None if chunk.finish is None else _ENDS.get(chunk.finish)
         except EngineError as death:
@@ -143,6 +158,15 @@ class Attempt:
             self.ids += Int32s(sampled)
         return None
 
+    def _until_stop(self, chunk: Chunk) -> Chunk:
+        """The part of it that belongs to the generation; the last one where that completes a stop text."""
+        if self._stopping is None:
+            return chunk
+        num_kept = self._stopping.num_kept(chunk.token_ids)
+        if not self._stopping.is_complete:
+            return chunk
+        return replace(chunk, token_ids=chunk.token_ids[:num_kept], logprobs=chunk.logprobs[:num_kept], finish=Finish.STOP)
+
     def _chunks(self, max_tokens: int) -> AsyncGenerator[Chunk, None]:
         """The engine's iterator as what the protocol promises it to be: one that can be closed."""
         params = SamplingParams(
@@ -151,6 +175,7 @@ class Attempt:
             max_tokens=max_tokens,
             stop_token_ids=self.request.stop_token_ids,
             seed=self.request.seed,
+            is_streamed=self.request.stream,
         )
         return cast("AsyncGenerator[Chunk, None]", self._engine.generate(self._request_id, list(self.ids), params))
 

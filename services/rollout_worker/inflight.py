@@ -1,7 +1,7 @@
 """The protocol of one generation: what the journal says of it decides what its holder does next.
 
     delivered ─▶ fold the subject into a History ─▶ decide ─▶ AckOnly     its end is stored: only the acknowledgement was lost
-                                                        ├──▶ EndNow      nothing left to sample, its end was never said
+                                                        ├──▶ EndNow      nothing to sample (any more), its end was never said
                                                         └──▶ Continue    claim, sample the remaining budget, end, acknowledge
 
 Claim, segments and end are appended to one subject, each with the sequence of the one before it as expected last. So a
@@ -73,12 +73,24 @@ class Continue:
 Decision = AckOnly | EndNow | Continue
 
 
-def decide(request: GenerationRequested, history: History, *, prompt_tokens: int, max_context_tokens: int) -> Decision:
-    """What the holder of a delivery does, given all that was said about its generation."""
+def decide(
+    request: GenerationRequested,
+    history: History,
+    *,
+    prompt_tokens: int,
+    max_context_tokens: int,
+    has_stopped: bool = False,
+    is_abandoned: bool = False,
+) -> Decision:
+    """What the holder of a delivery does, given all that was said about its generation.
+
+    has_stopped: its tokens so far hold one of its stop texts. is_abandoned: nobody waits for its call any more; where its
+    end is already clear that end is said all the same.
+    """
     num_sampled = len(history.token_ids)
     if history.ended:
         return AckOnly()
-    if num_sampled and history.token_ids[num_sampled - 1] in request.stop_token_ids:
+    if has_stopped or (num_sampled and history.token_ids[num_sampled - 1] in request.stop_token_ids):
         return EndNow(GenerationFinish.STOP)
     budget = request.sampling.max_tokens - num_sampled
     room = max_context_tokens - prompt_tokens - num_sampled
@@ -86,7 +98,7 @@ def decide(request: GenerationRequested, history: History, *, prompt_tokens: int
         return EndNow(GenerationFinish.CONTEXT)
     if min(budget, room) < 1:
         return EndNow(GenerationFinish.LENGTH)
-    return Continue(min(budget, room))
+    return EndNow(GenerationFinish.CANCELLED) if is_abandoned else Continue(min(budget, room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +112,19 @@ class Pace:
     few: int = 4
     few_seconds: float = 0.1
     longest_seconds: float = 1.0
+    is_first_at_once: bool = False
+    """The first tokens of an attempt wait for nothing: somebody waits for a sign of life."""
 
-    def seconds_left(self, num_tokens: int, age_seconds: float) -> float:
+    def seconds_left(self, num_tokens: int, age_seconds: float, *, is_first: bool = False) -> float:
         """How long ``num_tokens`` >= 1 may still wait when the first has waited ``age_seconds``; 0.0: say them now."""
-        if num_tokens >= self.many:
+        if num_tokens >= self.many or (is_first and self.is_first_at_once):
             return 0.0
         patience = self.few_seconds if num_tokens >= self.few else self.longest_seconds
         return max(0.0, patience - age_seconds)
+
+
+STREAMED = Pace(few=1, few_seconds=0.025, longest_seconds=0.025, is_first_at_once=True)
+"""While somebody reads along: text is shown of stored tokens only, so this is how it flows. At most 40 messages a second."""
 
 
 @dataclass(slots=True)
@@ -124,7 +142,7 @@ class Unsaid:
     """Tokens between engine and journal, in order, cut where the weights version changes."""
 
     def __init__(self, start: int, pace: Pace) -> None:
-        self._next_start = start
+        self._first_start = self._next_start = start
         self._pace = pace
         self._stretches: deque[Stretch] = deque()
 
@@ -152,7 +170,8 @@ class Unsaid:
         oldest = self._stretches[0]
         if len(self._stretches) > 1:
             return 0.0
-        return self._pace.seconds_left(len(oldest.token_ids), now - oldest.first_at)
+        is_first = oldest.start == self._first_start
+        return self._pace.seconds_left(len(oldest.token_ids), now - oldest.first_at, is_first=is_first)
 
     def take(self) -> Stretch | None:
         """The oldest stretch, which is then no longer here."""

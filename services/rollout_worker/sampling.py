@@ -5,6 +5,7 @@
                      ▼                  ▼                      ▼                             ├ interrupted: flush, nak
                                                                                              ├ refused: drop silently
                                                                                              └ engine died: flush, nak, report
+    call abandoned ─▶ History ─▶ claim, end CANCELLED ─▶ ack         (while it is sampled: flush first)
     can never be sampled ─▶ end REFUSED ─▶ dead letter
 
 Progress pings go on from the first moment to the last, also while the engine is frozen. A first delivery is taken for a
@@ -19,18 +20,20 @@ from collections.abc import Callable
 import structlog
 
 from seamlessflow.bus.base import Bus, Delivery
-from seamlessflow.contracts import EpisodeEnded, GenerationRequested, Int32s
+from seamlessflow.contracts import GenerationRequested, Int32s
 from seamlessflow.errors import BadInput, MalformedMessage, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Inbox, Speaker, keep_alive
 from seamlessflow.runtime.inbox import MAX_ATTEMPTS, RETRY_SECONDS
 
 from .attempt import Attempt, ClaimRefused, Verdict
 from .engines.base import Engine, EngineError
-from .inflight import AckOnly, History, Pace, decide
+from .inflight import STREAMED, AckOnly, History, Pace, decide
+from .interest import Interest, Interests
 from .journal import read_history
 from .meter import Activity
 from .prompts import Prompts
 from .refusing import end_refused
+from .texts import Texts
 
 log = structlog.get_logger()
 
@@ -47,6 +50,7 @@ HAND_BACK_SECONDS = 5.0
 class Sampler:
     """Handles deliveries of generations with one engine.
 
+    texts: of the run's model. pace: of generations that nobody reads along with.
     on_engine_death: called when the engine failed; the generation at hand goes back to the queue.
     on_weights_wanted: called when a generation asks for newer weights than the engine's.
     """
@@ -57,6 +61,7 @@ class Sampler:
         bus: Bus,
         speaker: Speaker,
         inbox: Inbox,
+        texts: Texts,
         *,
         worker: str,
         pace: Pace,
@@ -68,7 +73,7 @@ class Sampler:
         self._engine, self._bus, self._speaker, self._inbox = engine, bus, speaker, inbox
         self._worker, self._pace = worker, pace
         self._on_engine_death, self._on_weights_wanted = on_engine_death, on_weights_wanted
-        self._prompts = Prompts(bus, speaker)
+        self._prompts, self._texts, self._interests = Prompts(bus, speaker), texts, Interests(bus, speaker)
         self._attempts: set[Attempt] = set()
         self._handling: set[asyncio.Task[None]] = set()
         self._accepting = True
@@ -108,11 +113,10 @@ class Sampler:
             for flush in late:
                 flush.cancel()
 
-    async def drop_ended(self) -> None:
-        """Stop sampling for episodes that ended meanwhile: nobody waits for their tokens."""
+    async def drop_unwanted(self) -> None:
+        """Stop sampling for episodes that ended and calls that were abandoned meanwhile: nobody waits for more tokens."""
         for attempt in list(self._attempts):
-            if await self._is_over(attempt.request):
-                await attempt.drop()
+            await attempt.heed(await self._interests.look(attempt.request, attempt.interest))
 
     async def handle(self, delivery: Delivery) -> None:
         """One delivery. Ends it by exactly one of ack, nak, term, unless somebody else claimed the generation."""
@@ -142,25 +146,39 @@ class Sampler:
             await self._count_failure(delivery, wrong)
 
     async def _judge(self, request: GenerationRequested, *, is_first: bool) -> Verdict:
-        if await self._is_over(request):
+        interest = await self._interests.look(request)
+        if interest.is_over:
             return Verdict.DONE
+        if interest.is_abandoned:
+            return await self._claim(request, Int32s(), interest, is_first=is_first)
         if request.min_weights_version > self._engine.weights_version:
             self._on_weights_wanted()
             return Verdict.LATER
         prompt = await self._prompts.prompt_of(request)
+        return await self._claim(request, prompt, interest, is_first=is_first)
+
+    async def _claim(self, request: GenerationRequested, prompt: Int32s, interest: Interest, *, is_first: bool) -> Verdict:
+        """Decide and carry out, again where a claim was refused. An abandoned one needs no prompt."""
         history = History() if is_first else await read_history(self._bus, self._speaker, request)
         for _ in range(MAX_CLAIMS):
             if not self._accepting:
                 return Verdict.BACK
             try:
-                return await self._attempt(request, prompt, history)
+                return await self._attempt(request, prompt, history, interest)
             except ClaimRefused:
                 history = await read_history(self._bus, self._speaker, request)
         return Verdict.LATER
 
-    async def _attempt(self, request: GenerationRequested, prompt: Int32s, history: History) -> Verdict:
-        limit = self._engine.max_context_tokens
-        decision = decide(request, history, prompt_tokens=len(prompt), max_context_tokens=limit)
+    async def _attempt(self, request: GenerationRequested, prompt: Int32s, history: History, interest: Interest) -> Verdict:
+        stopping = await self._texts.stopping(request, history.token_ids)
+        decision = decide(
+            request,
+            history,
+            prompt_tokens=len(prompt),
+            max_context_tokens=self._engine.max_context_tokens,
+            has_stopped=stopping is not None and stopping.is_complete,
+            is_abandoned=interest.is_abandoned,
+        )
         if isinstance(decision, AckOnly):
             return Verdict.DONE
         attempt = Attempt(
@@ -171,7 +189,9 @@ class Sampler:
             self._speaker,
             self.activity,
             worker=self._worker,
-            pace=self._pace,
+            pace=STREAMED if request.stream else self._pace,
+            stopping=stopping,
+            interest=interest,
             on_engine_death=self._refuse_all,
         )
         self._attempts.add(attempt)
@@ -181,16 +201,13 @@ class Sampler:
             self._attempts.discard(attempt)
             if attempt.num_said:
                 self._failures.pop(request.generation, None)
-        if verdict is Verdict.DONE:
+        if verdict is Verdict.DONE and not interest.is_abandoned:  # then its prompt was never worked out
             self._prompts.remember(request, attempt.ids)
         return verdict
 
     def _refuse_all(self, death: EngineError) -> None:
         self._accepting = False  # what is handed back must not come here again
         self._on_engine_death(death)
-
-    async def _is_over(self, request: GenerationRequested) -> bool:
-        return await self._speaker.first(EpisodeEnded, request.run, shard=request.shard, episode=request.episode) is not None
 
     async def _count_failure(self, delivery: Delivery, wrong: Exception) -> None:
         generation = delivery.subject.rpartition(".")[2]

@@ -60,7 +60,7 @@ class RolloutWorker:
         watch = LeaseWatch(self._context.bus, self._settings.node, self._on_lease)
         try:
             await self._context.until_stopped(
-                watch.run(), self._follow_leases(), watchman.observe(), watchman.drop_ended(), self._dead()
+                watch.run(), self._follow_leases(), watchman.observe(), watchman.drop_unwanted(), self._dead()
             )
         finally:
             await self._close()

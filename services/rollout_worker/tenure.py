@@ -22,6 +22,7 @@ from .first_weights import first_weights
 from .inflight import Pace
 from .pulls import Pulls, parts_of
 from .sampling import Sampler
+from .texts import Texts
 from .update_steps import DEADLINE_SECONDS, Step
 from .versions import Fetched, LocalVersions
 from .weights import WeightsFollower, say_loaded
@@ -128,6 +129,7 @@ class Tenure:
             context.bus,
             context.speaker,
             context.inbox,
+            Texts(self._versions.load_tokenizer),
             worker=worker,
             pace=self._pace,
             on_engine_death=self._on_engine_death,

@@ -11,11 +11,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from seamlessflow.blobs import Store
 from seamlessflow.contracts import WeightsHead
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
+
+if TYPE_CHECKING:
+    from seamlessflow.text.tokenizer import ChatTokenizer
 
 KEPT_VERSIONS = 2
 
@@ -61,6 +65,18 @@ class LocalVersions:
         """Config and tokenizer beside the weights: a folder an engine can start from."""
         fetch_folder(self._store, model_path(self._run), fetched.folder)
         return fetched.folder
+
+    def load_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer. Raises Unavailable, or BadInput when the folder has none that can be used."""
+        from seamlessflow.text.tokenizer import ChatTokenizer  # only where there are stop texts
+
+        self._root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="tokenizer-", dir=self._root) as scratch:
+            try:
+                fetch_folder(self._store, model_path(self._run), Path(scratch))
+            except FileNotFoundError as wrong:
+                raise Unavailable(f"the model of run {self._run} is not in the store {self._store.url} any more") from wrong
+            return ChatTokenizer.load(Path(scratch))
 
     def clear(self) -> None:
         """Remove what an earlier life left."""

@@ -39,13 +39,13 @@ class Watchman:
                 self._context.presence.update(facts=self._facts(tenure))
                 self._check(tenure)
 
-    async def drop_ended(self) -> None:
-        """Stop sampling for episodes that ended, every few seconds until cancelled."""
+    async def drop_unwanted(self) -> None:
+        """Stop sampling what nobody waits for any more, every few seconds until cancelled."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             if (tenure := self._tenure()) is not None and tenure.sampler is not None:
                 with suppress(SeamlessFlowError):  # the journal is away; asked again soon
-                    await tenure.sampler.drop_ended()
+                    await tenure.sampler.drop_unwanted()
 
     def _facts(self, tenure: Tenure) -> dict[str, str | int | float]:
         assert tenure.sampler is not None and tenure.engine is not None

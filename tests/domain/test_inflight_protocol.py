@@ -1,18 +1,22 @@
-"""One generation under everything that can happen to it: crash, redelivery, zombie, lost acknowledgement, hand-back.
+"""One generation under everything that can happen to it: crash, redelivery, zombie, lost acknowledgement, hand-back,
+an abandoned call.
 
-    truth     token at offset n of the generation is 100 + n; the stop token stands at ``stop_at`` (beyond the budget: never)
+    truth     token at offset n of the generation is 100 + n; the stop token stands at ``stop_at`` (beyond the budget: never);
+              its stop text is what the two tokens from ``says_stop_at`` on say
     journal   one subject; an append with the wrong expected last sequence stores nothing
     holders   any number of workers that believe to hold the generation, each at its own pace
 
 Whatever the order, the journal holds a prefix of the truth, no token twice, at most one end, and the end says the truth.
+An engine samples a few tokens at a time, also beyond a stop text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import (
@@ -27,6 +31,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import BadInput, SequenceMismatch
 from services.rollout_worker.inflight import AckOnly, Continue, EndNow, History, Pace, Unsaid, decide, segment_of
+from services.rollout_worker.stopping import Stopping
 
 STOP_ID, PROMPT_TOKENS = 2, 3
 SAME = {"run": "r", "episode": "e-0-0", "generation": "c1", "shard": 0}
@@ -37,6 +42,11 @@ def requested(max_tokens: int) -> GenerationRequested:
         run="r", episode="e-0-0", generation="c1", tag="rollout", bucket=0, shard=0, suffix=Int32s([7, 8, 9]),
         sampling=Sampling(max_tokens=max_tokens), stop_token_ids=(STOP_ID,), seed=1,
     )  # fmt: skip
+
+
+def decoded(ids: Sequence[int]) -> str:
+    """A letter for each token."""
+    return "".join(chr(token) for token in ids)
 
 
 class Journal:
@@ -62,18 +72,29 @@ class Journal:
 class Truth:
     max_tokens: int
     stop_at: int
+    says_stop_at: int
     room: int
+
+    @property
+    def stop_text(self) -> str:
+        return decoded((100 + self.says_stop_at, 101 + self.says_stop_at))
+
+    @property
+    def is_text_stopped(self) -> bool:
+        return self.says_stop_at + 2 <= min(self.max_tokens, self.room, self.stop_at)
 
     @property
     def tokens(self) -> list[int]:
         limit = min(self.max_tokens, self.room)
+        if self.is_text_stopped:
+            limit = self.says_stop_at + 2
         return [100 + n for n in range(min(self.stop_at, limit))] + ([STOP_ID] if self.stop_at < limit else [])
 
     @property
     def finish(self) -> GenerationFinish:
         if self.room < 1:
             return GenerationFinish.CONTEXT
-        return GenerationFinish.STOP if STOP_ID in self.tokens else GenerationFinish.LENGTH
+        return GenerationFinish.STOP if self.is_text_stopped or STOP_ID in self.tokens else GenerationFinish.LENGTH
 
 
 @dataclass
@@ -88,17 +109,23 @@ class Holder:
     unsaid: Unsaid | None = None
     end: GenerationFinish | None = None
     num_left: int = 0
+    stopping: Stopping | None = None
+    is_abandoned: bool = False
     is_gone: bool = False
     acked: bool = False
     weights_version: int = 0
     trace: list[str] = field(default_factory=list)
 
     def claim(self) -> None:
+        self.stopping = Stopping([self.truth.stop_text], decoded, {STOP_ID})
+        self.stopping.num_kept(self.history.token_ids)
         decision = decide(
             requested(self.truth.max_tokens),
             self.history,
             prompt_tokens=PROMPT_TOKENS,
             max_context_tokens=PROMPT_TOKENS + self.truth.room,
+            has_stopped=self.stopping.is_complete,
+            is_abandoned=self.is_abandoned,
         )
         if isinstance(decision, AckOnly):
             self.is_gone = self.acked = True
@@ -118,13 +145,25 @@ class Holder:
             self.num_left = decision.max_tokens
 
     def sample(self, count: int) -> None:
-        assert self.unsaid is not None
-        for _ in range(count):
-            if self.num_left and self.end is None:
-                token = STOP_ID if self.unsaid.num_tokens_ever == self.truth.stop_at else 100 + self.unsaid.num_tokens_ever
-                self.unsaid.add([token], [-1.0], self.weights_version, 0.0)
-                self.num_left -= 1
-                self.end = GenerationFinish.STOP if token == STOP_ID else None if self.num_left else GenerationFinish.LENGTH
+        assert self.unsaid is not None and self.stopping is not None
+        if self.end is not None:
+            return
+        first = self.unsaid.num_tokens_ever
+        ids = [STOP_ID if n == self.truth.stop_at else 100 + n for n in range(first, first + min(count, self.num_left))]
+        if STOP_ID in ids:
+            ids, self.end = ids[: ids.index(STOP_ID) + 1], GenerationFinish.STOP
+        self.num_left -= len(ids)
+        if not self.num_left and self.end is None:
+            self.end = GenerationFinish.LENGTH
+        kept = ids[: self.stopping.num_kept(ids)]
+        if self.stopping.is_complete:
+            self.end = GenerationFinish.STOP
+        self.unsaid.add(kept, [-1.0] * len(kept), self.weights_version, 0.0)
+
+    def cancel(self) -> None:
+        """Its call was abandoned: nothing more is sampled."""
+        if self.end is None:
+            self.end = GenerationFinish.CANCELLED
 
     def say(self) -> None:
         """Everything unsaid, and the end when there is one; then the acknowledgement."""
@@ -151,12 +190,38 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS, st.builds(Truth, st.integers(1, 12), st.integers(0, 15), st.integers(0, 15)))
-def test_whatever_happens_the_journal_tells_the_truth_once(actions, truth):
+TRUTHS = st.builds(Truth, st.integers(1, 12), st.integers(0, 15), st.integers(0, 15), st.integers(0, 15))
+GONE_AT = st.one_of(st.none(), st.none(), st.integers(0, 60))
+"""Before which action the call is abandoned; None: never."""
+
+
+@settings(max_examples=300)
+@given(ACTIONS, TRUTHS, GONE_AT)
+def test_whatever_happens_the_journal_tells_the_truth_once(actions, truth, gone_at):
     """And a healthy worker that comes last always finishes it, without exceeding the budget."""
     journal, holders = Journal(), []
     for number, (action, which, count) in enumerate(actions):
+        if number == gone_at:
+            abandon(holders)
         act(action, which, count, journal, holders, truth, nonce=f"n{number}")
+        check(journal, truth)
+    finish(journal, truth)
+    check(journal, truth)
+    assert journal.history().ended
+
+
+@given(st.builds(Truth, st.integers(1, 12), st.just(15), st.integers(0, 5), st.just(15)), st.lists(st.integers(1, 3)))
+def test_however_often_it_moves_on_it_ends_with_the_same_token(truth, counts):
+    """Each holder samples a few tokens, says them and dies, in the middle of a stop text or before the end of it is said."""
+    journal = Journal()
+    for number, count in enumerate(counts):
+        holder = Holder(journal, truth, f"n{number}", journal.history())
+        holder.claim()
+        if holder.is_gone:
+            break
+        holder.sample(count)
+        holder.end = None if number % 2 else holder.end
+        holder.say()
         check(journal, truth)
     finish(journal, truth)
     check(journal, truth)
@@ -177,11 +242,20 @@ def act(action: str, which: int, count: int, journal: Journal, holders: list[Hol
     elif action == "new_weights":
         holder.weights_version += 1
     elif holder.claimed_seq is None:
+        holder.is_abandoned = any(other.is_abandoned for other in holders)
         holder.claim()
     elif action == "sample":
         holder.sample(count)
     else:
         holder.say()
+
+
+def abandon(holders: list[Holder]) -> None:
+    """All learn of it, those that sample now and those that claim later."""
+    for holder in holders:
+        holder.is_abandoned = True
+        if holder.claimed_seq is not None:
+            holder.cancel()
 
 
 def finish(journal: Journal, truth: Truth) -> None:
@@ -200,11 +274,34 @@ def check(journal: Journal, truth: Truth) -> None:
     ends = [event for event in journal.events if isinstance(event, GenerationEnded)]
     assert len(ends) <= 1
     for end in ends:
-        assert list(history.token_ids) == truth.tokens
-        assert (end.finish, end.num_tokens) == (truth.finish, len(truth.tokens))
+        assert end.num_tokens == len(history.token_ids)
+        if end.finish is not GenerationFinish.CANCELLED:
+            assert list(history.token_ids) == truth.tokens
+            assert end.finish is truth.finish
     for segment in journal.events:
         if isinstance(segment, SegmentSampled):
             assert len(segment.token_ids) == len(segment.logprobs) > 0
+
+
+def test_a_generation_whose_call_is_abandoned_samples_no_more():
+    """But an end that its tokens make clear is said as what it is."""
+    request, limits = requested(8), {"prompt_tokens": 3, "max_context_tokens": 64, "is_abandoned": True}
+
+    assert decide(request, History(Int32s([100])), **limits) == EndNow(GenerationFinish.CANCELLED)
+    assert decide(request, History(), **limits) == EndNow(GenerationFinish.CANCELLED)
+    assert decide(request, History(Int32s([100, STOP_ID])), **limits) == EndNow(GenerationFinish.STOP)
+    assert decide(request, History(Int32s([100])), **limits, has_stopped=True) == EndNow(GenerationFinish.STOP)
+    assert decide(request, History(Int32s(range(100, 108))), **limits) == EndNow(GenerationFinish.LENGTH)
+    assert decide(request, History(ended=True), **limits) == AckOnly()
+
+
+def test_a_stop_text_counts_more_than_a_budget_that_ends_with_it():
+    """Its answer is whole."""
+    full = History(Int32s(range(100, 108)))
+
+    decision = decide(requested(8), full, prompt_tokens=3, max_context_tokens=64, has_stopped=True)
+
+    assert decision == EndNow(GenerationFinish.STOP)
 
 
 def test_a_gap_in_the_journal_is_refused_with_its_place():

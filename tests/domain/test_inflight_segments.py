@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout_worker.inflight import Pace, Unsaid
+from services.rollout_worker.inflight import STREAMED, Pace, Unsaid
 
 PACE = Pace(many=16, few=4, few_seconds=0.1, longest_seconds=1.0)
 CHUNKS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.booleans()), max_size=30)
@@ -49,6 +49,21 @@ def test_no_token_waits_longer_than_the_pace_allows(num_tokens, age_seconds):
 def test_many_go_at_once_a_few_soon_and_one_at_last(num_tokens, age_seconds, expected):
     """The table of the default pace."""
     assert PACE.seconds_left(num_tokens, age_seconds) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("start", [0, 40], ids=["of a generation", "of a continuation"])
+def test_whoever_reads_along_gets_the_first_token_at_once_and_others_soon(start):
+    """The first one of every attempt, as its reader has waited for it; without a reader it waits like any other."""
+    streamed, unread = Unsaid(start, STREAMED), Unsaid(start, PACE)
+    for unsaid in (streamed, unread):
+        unsaid.add([1], [-1.0], 0, now=0.0)
+    assert (streamed.seconds_left(0.0), unread.seconds_left(0.0)) == (0.0, PACE.longest_seconds)
+
+    streamed.take()
+    streamed.add([2], [-1.0], 0, now=1.0)
+    assert streamed.seconds_left(1.0) == pytest.approx(0.025)
+    streamed.add(range(15), [-1.0] * 15, 0, now=1.001)
+    assert streamed.seconds_left(1.001) == 0.0
 
 
 def test_a_change_of_version_waits_for_nothing():

@@ -49,6 +49,8 @@ class SamplingParams:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     seed: int | None = None
+    is_streamed: bool = False
+    """Somebody reads along: report its tokens soon. False: they may wait a little for company."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,9 @@ class Sampled:
     token_id: int
     logprob: float
     finish: Finish | None
+    is_first: bool
+    """Nothing was sampled for the request before."""
+    is_streamed: bool
 
 
 class DecodeBatch:
@@ -180,8 +183,10 @@ class DecodeBatch:
         sampled = []
         for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
             sequence.token_ids.append(token)
+            is_first = sequence.num_left == sequence.params.max_tokens
             sequence.num_left -= 1
-            sampled.append(Sampled(sequence.ticket, token, logprob, self._finish_of(sequence)))
+            finish = self._finish_of(sequence)
+            sampled.append(Sampled(sequence.ticket, token, logprob, finish, is_first, sequence.params.is_streamed))
         for row, last in reversed(list(zip(rows, sampled, strict=True))):
             if last.finish is not None:
                 self._close_row(row)

@@ -42,6 +42,31 @@ async def test_a_dead_thread_fails_every_request_and_call_instead_of_hanging(eng
             await call
 
 
+async def test_the_first_token_of_a_streamed_request_waits_for_no_company(engine: TransformersEngine, monkeypatch) -> None:
+    """Others may wait, and here they do so to the end of their request."""
+    for name in ("FLUSH_SECONDS", "STREAMED_FLUSH_SECONDS"):
+        monkeypatch.setattr(f"services.rollout_worker.engines.engine_thread.{name}", 1e9)
+
+    async def lengths(is_streamed: bool) -> list[int]:
+        wanted = params(max_tokens=100, is_streamed=is_streamed)
+        return [len(chunk.token_ids) async for chunk in engine.generate("r", PROMPT, wanted)]
+
+    assert await lengths(False) == [100]
+    first, *rest = await lengths(True)
+    assert 1 <= first < 100 and first + sum(rest) == 100
+
+
+async def test_tokens_of_a_streamed_request_wait_less(engine: TransformersEngine, monkeypatch) -> None:
+    """Where somebody reads along, each pass may be reported; what is sampled stays the same."""
+    monkeypatch.setattr("services.rollout_worker.engines.engine_thread.FLUSH_SECONDS", 1e9)
+    monkeypatch.setattr("services.rollout_worker.engines.engine_thread.STREAMED_FLUSH_SECONDS", 0.0)
+
+    chunks = [chunk async for chunk in engine.generate("r", PROMPT, params(max_tokens=60, is_streamed=True))]
+
+    assert len(chunks) > 2
+    assert [i for chunk in chunks for i in chunk.token_ids] == (await sample(engine, max_tokens=60)).ids
+
+
 async def test_weights_that_do_not_fit_are_refused_whole(engine: TransformersEngine, tiny_llamas: list[Path]) -> None:
     """A missing, an unknown or a misshapen tensor: nothing is copied, the version stays."""
     from safetensors.torch import load_file

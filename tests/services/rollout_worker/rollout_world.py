@@ -22,6 +22,7 @@ from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.codec import decode, pack_record, to_message
 from seamlessflow.contracts import (
+    CallAbandoned,
     EpisodeEnded,
     EpisodeOrigin,
     EpisodeStatus,
@@ -227,8 +228,10 @@ class World:
         await self.bus.hint(f"sfhint.poke.{node}", b"")
         return self._epoch
 
-    async def publish_model(self) -> None:
-        publish_folder(self.store, model_path(RUN), {"config.json": b"{}"}, {})
+    async def publish_model(self, **files: bytes) -> None:
+        """``files``: by name, without .json."""
+        named = {f"{name}.json": content for name, content in ({"config": b"{}"} | files).items()}
+        publish_folder(self.store, model_path(RUN), named, {})
 
     async def publish_weights(self, version: int, *, head: bool = True) -> None:
         content = save({"w": torch.full((2,), float(version))})
@@ -241,10 +244,10 @@ class World:
         await (await self.bus.kv(WEIGHTS_BUCKET)).put(RUN, pack_record(head))
         await self.bus.hint(f"sfhint.weights.{RUN}", b"")
 
-    async def ready(self, **engine: Any) -> Worker:
-        """A worker that samples with version 0."""
+    async def ready(self, *, tokenizer: bytes | None = None, **engine: Any) -> Worker:
+        """A worker that samples with version 0. ``tokenizer``: of the model's folder; None: it has none."""
         await self.open_run()
-        await self.publish_model()
+        await self.publish_model(**({} if tokenizer is None else {"tokenizer": tokenizer}))
         await self.publish_weights(0)
         worker = self.worker(**engine)
         await self.lease()
@@ -265,6 +268,9 @@ class World:
         )
         await self.say(request)
         return request
+
+    async def abandon(self, call: str = "c1", episode: str = "t-0-0") -> None:
+        await self.say(CallAbandoned(run=RUN, episode=episode, call=call, shard=0))
 
     async def end_episode(self, episode: str = "t-0-0") -> None:
         origin = EpisodeOrigin(group="t", task="t", env="e", index=0, attempt=0)

@@ -13,7 +13,7 @@ import pytest
 
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.contracts import GenerationClaimed, GenerationEnded
+from seamlessflow.contracts import GenerationClaimed, GenerationEnded, GenerationFinish
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 pytestmark = pytest.mark.system
@@ -52,6 +52,34 @@ async def test_a_server_that_dies_in_the_middle_costs_no_token(real: World, own_
     await real.until_said(GenerationEnded, seconds=20.0)
 
     assert await real.tokens() == [1003 + n for n in range(12)]
+    await worker.terminate()
+    await bus.close()
+
+
+async def test_a_call_that_is_abandoned_in_the_middle_of_a_stream_keeps_its_tokens(
+    real: World, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+):
+    """Read along token by token until its client goes; what is delivered after that is not sampled at all."""
+    monkeypatch.setattr("services.rollout_worker.watchman.PROGRESS_SECONDS", 0.2)
+    bus = await connect(own_server.url, name="worker")
+    worker = real.worker(bus=bus)
+    await real.lease()
+    await real.ask("c1", max_tokens=50, stream=True)
+    await real.until(lambda: worker.engine.requests)
+    for count in (1, 2, 3):
+        worker.engine.step()
+        await real.until_tokens(count)
+
+    await real.abandon("c1")
+    await real.until_said(GenerationEnded, seconds=10.0)
+    await real.abandon("c2")
+    await asyncio.sleep(0.3)  # what one look saw is good for a moment
+    await real.ask("c2", max_tokens=50)
+    await real.until_said(GenerationEnded, 2, seconds=10.0)
+
+    ends = {end.generation: (end.finish, end.num_tokens) for end in await real.said(GenerationEnded)}
+    assert ends == {"c1": (GenerationFinish.CANCELLED, 3), "c2": (GenerationFinish.CANCELLED, 0)}
+    assert len(worker.engine.budgets) == 1
     await worker.terminate()
     await bus.close()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from seamlessflow.bus.memory import MemoryBus
@@ -38,10 +39,22 @@ def greedy(model: LlamaForCausalLM, count: int) -> list[int]:
     return ids[len(PROMPT) :]
 
 
+def word(token_id: int) -> str:
+    return f"w{token_id} "
+
+
+def words() -> bytes:
+    """A tokenizer.json of 64 words."""
+    made = Tokenizer(models.WordLevel({word(i): i for i in range(64)}, unk_token=word(0)))
+    made.decoder = decoders.Fuse()
+    return made.to_str().encode()
+
+
 async def publish(world: World, model: LlamaForCausalLM, version: int, folder: Path) -> None:
     model.config.save_pretrained(folder)
     if version == 0:
-        publish_folder(world.store, model_path(RUN), {"config.json": (folder / "config.json").read_bytes()}, {})
+        files = {"config.json": (folder / "config.json").read_bytes(), "tokenizer.json": words()}
+        publish_folder(world.store, model_path(RUN), files, {})
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     publish_folder(world.store, weights_path(RUN, version), {"model.safetensors": save(tensors)}, {})
     await world.move_head(version)
@@ -56,7 +69,7 @@ def start(world: World) -> tuple[RolloutWorker, asyncio.Task[None]]:
     return worker, asyncio.create_task(worker.run())
 
 
-async def stop(worker: RolloutWorker, task: asyncio.Task[None]) -> None:
+async def stop_worker(worker: RolloutWorker, task: asyncio.Task[None]) -> None:
     worker._context.stopping.set()
     await task
 
@@ -76,7 +89,7 @@ async def test_a_real_model_samples_what_it_would_alone_before_and_after_new_wei
     await world.until(lambda: worker._tenure.engine.weights_version == 1, seconds=60.0)
     await world.say(_greedy(request, "c3"))
     await world.until_said(GenerationEnded, 3, seconds=60.0)
-    await stop(worker, task)
+    await stop_worker(worker, task)
 
     assert await world.tokens("c2") == greedy(old, 12)
     assert await world.tokens("c3") == greedy(new, 12)
@@ -100,10 +113,37 @@ async def test_a_real_engine_hands_a_generation_on_and_back(world: World, tmp_pa
     await world.until_acked()
     await world.ask("c2", prompt=PROMPT, max_tokens=100, episode="t-1-0")
     await world.until_acked()
-    await stop(worker, task)
+    await stop_worker(worker, task)
 
     assert 4 <= num_before < 100
     assert await world.tokens("c1") == await world.tokens("c2")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_real_engine_stops_at_a_stop_text(world: World, tmp_path: Path, engine: str):
+    """With the token that completes it, read along or not; its slot is free for the next one."""
+    model = tiny_llama(0)
+    whole = greedy(model, 12)
+    text = "".join(map(word, whole))
+    stop = text[text.index(" ") + 1 :][:9]  # from the second word on, over at least three tokens
+    count = next(n for n in range(13) if stop in "".join(map(word, whole[:n])))
+    await world.open_run(model={"engine": engine}, fleet={"slots": 1})
+    await publish(world, model, 0, tmp_path)
+    worker, task = start(world)
+    await world.lease()
+    request = await world.ask("c0", prompt=PROMPT, max_tokens=1)
+    for generation, stream in (("c1", False), ("c2", True)):
+        await world.say(_greedy(request, generation).model_copy(update={"stop": ("no such", stop), "stream": stream}))
+    await world.say(_greedy(request, "c3"))
+    await world.until_said(GenerationEnded, 4, seconds=60.0)
+    await stop_worker(worker, task)
+
+    assert 2 < count < 12
+    for generation in ("c1", "c2"):
+        assert await world.tokens(generation) == whole[:count]
+    assert await world.tokens("c3") == whole
+    finishes = {end.generation: end.finish for end in await world.said(GenerationEnded)}
+    assert [finishes[each] for each in ("c1", "c2", "c3")] == ["stop", "stop", "length"]
 
 
 @pytest.mark.parametrize("count", [20])
@@ -118,7 +158,7 @@ async def test_the_scripted_engine_serves_a_run_that_asks_for_it(world: World, c
         await world.ask(f"c{number}", episode=f"t-{number}-0", max_tokens=8)
     await world.until_said(GenerationEnded, count)
     await world.until_acked()
-    await stop(worker, task)
+    await stop_worker(worker, task)
 
     ended = {end.generation: end.num_tokens for end in await world.said(GenerationEnded)}
     assert ended == {f"c{number}": len(await world.tokens(f"c{number}")) for number in range(count)}

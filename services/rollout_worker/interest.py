@@ -1,0 +1,70 @@
+"""Whether anybody still waits for a generation: its episode may have ended, its call may have been abandoned.
+
+Episodes are asked for one by one. Calls are abandoned rarely: one look for all tells whether there are new ones, and only
+then each generation asks for its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from seamlessflow.bus.base import Bus
+from seamlessflow.contracts import CallAbandoned, EpisodeEnded, GenerationRequested
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.streams import journal
+from seamlessflow.runtime import Speaker
+
+FRESH_SECONDS = 0.25
+"""For how long what one look at all abandoned calls saw is good for everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """What a look saw. ``looked_until``: up to which sequence of the journal it is known whether its call was abandoned."""
+
+    is_over: bool = False
+    """The episode has ended: nothing of it is worth saying."""
+    is_abandoned: bool = False
+    """The client of its call is gone: what was sampled is worth keeping, more is not."""
+    looked_until: int = 0
+
+
+class Interests:
+    """Looks at one run's journal."""
+
+    def __init__(self, bus: Bus, speaker: Speaker) -> None:
+        self._bus, self._speaker = bus, speaker
+        self._turn = asyncio.Lock()
+        self._looked_at = -FRESH_SECONDS
+        self._newest: int | None = None
+        """Sequence of the call that was abandoned last; 0: there is none. None: nobody has looked yet."""
+
+    async def look(self, request: GenerationRequested, before: Interest | None = None) -> Interest:
+        """``before``: what the last look at this generation saw. Raises Unavailable."""
+        known = self._newest
+        if known is not None and (self._is_fresh or self._turn.locked()):  # the usual case: no look at all of them
+            ended, newest = await self._ended(request), known
+        else:
+            ended, newest = await asyncio.gather(self._ended(request), self._newest_abandoned(request.run))
+        before = before or Interest()
+        if ended or before.is_abandoned or newest <= before.looked_until:
+            return Interest(ended, before.is_abandoned, before.looked_until)
+        found = await self._speaker.first(CallAbandoned, request.run, episode=request.episode, call=request.generation)
+        return Interest(is_abandoned=found is not None, looked_until=newest)
+
+    @property
+    def _is_fresh(self) -> bool:
+        return time.monotonic() - self._looked_at < FRESH_SECONDS
+
+    async def _ended(self, request: GenerationRequested) -> bool:
+        return await self._speaker.first(EpisodeEnded, request.run, shard=request.shard, episode=request.episode) is not None
+
+    async def _newest_abandoned(self, run: str) -> int:
+        async with self._turn:
+            if self._newest is None or not self._is_fresh:
+                looked_at = time.monotonic()
+                record = await self._bus.last(journal(run), subject_filter(CallAbandoned, run=run))
+                self._looked_at, self._newest = looked_at, 0 if record is None else record.seq
+            return self._newest
