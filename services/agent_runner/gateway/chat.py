@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .dialect import Asked, json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
+from .bodies import json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
+from .dialect import Asked
 from .errors import bad_request, unsupported
 from .offers import CONSTRAINED, listed_tools, one_call_only, tool_choice
 

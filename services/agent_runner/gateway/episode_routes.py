@@ -20,7 +20,7 @@ from ..asks import Ask, NoEpisode
 from ..episode_desk import EpisodeDesk
 from ..external import ExternalEpisode, Report
 from .access import Access
-from .dialect import json_object, kind_of
+from .bodies import json_object, kind_of
 from .errors import bad_request
 
 RETRY_SECONDS = 1

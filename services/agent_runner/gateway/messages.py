@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .dialect import Asked, json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
+from .bodies import json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
+from .dialect import Asked
 from .errors import bad_request, unsupported
 from .messages_blocks import conversation, system_messages
 from .offers import CONSTRAINED, HOSTED, listed_tools, one_call_only, tool_choice

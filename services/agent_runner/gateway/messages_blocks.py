@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from .dialect import kind_of, shown
+from .bodies import kind_of, shown
 from .errors import ApiError, bad_request, unsupported
 
 BILLING = "x-anthropic-billing-header:"

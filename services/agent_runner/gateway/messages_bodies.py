@@ -7,7 +7,8 @@ from typing import Any
 
 from seamlessflow.contracts import CallAnswered
 
-from .dialect import Frame, json_object
+from .bodies import json_object
+from .dialect import Frame
 from .errors import ApiError
 from .messages_blocks import RAW_ARGUMENTS, SIGNATURE
 from .offers import calls_of

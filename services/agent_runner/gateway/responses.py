@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .dialect import Asked, json_object, kind_of, model_and_stream, whole_number
+from .bodies import json_object, kind_of, model_and_stream, whole_number
+from .dialect import Asked
 from .errors import bad_request, unsupported
 from .offers import CONSTRAINED, Message, one_call_only, tool_choice
 from .responses_ids import call_in

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .dialect import kind_of, shown
+from .bodies import kind_of, shown
 from .errors import bad_request, unsupported
 from .memory import reference
 from .offers import Message

@@ -128,7 +128,7 @@ async def _in_their_form(request: web.Request, handler: Handler) -> web.StreamRe
         error = refused
     except web.HTTPRequestEntityTooLarge:
         error = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
-    except web.RequestPayloadError as wrong:
+    except (web.RequestPayloadError, ConnectionError) as wrong:  # the latter: its client left within the body
         error = ApiError(400, f"the body cannot be read: {wrong}", code="unreadable_body")
     except web.HTTPException as wrong:
         what = f"{request.method} {request.path[:100]} is not served here; there are: {_ROUTES}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.trajectory_manager.answers import message_of
-from services.trajectory_manager.matching import Conversations, Known
+from services.trajectory_manager.matching import Conversations
+from services.trajectory_manager.messages import Messages
 from services.trajectory_manager.parsing import Parsed, ToolCall
 
 
@@ -37,12 +38,15 @@ def parents_of(manager: Any, said: Mapping[str, Mapping[str, Any]]) -> list[int 
 
     Nowhere may stand an assistant's message that is not one of ours.
     """
-    conversations, parents = Conversations(), []
+    conversations, messages, parents = Conversations(said), Messages(), []
     numbers = {call.call: number for number, call in enumerate(manager.calls)}
     for call in manager.calls:
-        messages = [Known.of(manager.contents[key]) for key in call.messages]
-        place = conversations.place(messages, call.tools)
-        assert place.num_foreign == 0
+        messages.learn(call.unseen, call.tools)
+        history = messages.history(call.messages)
+        assert history is not None
+        place = conversations.place(history, call.tools)
+        assert place is not None and place.fork is None
         parents.append(None if place.parent is None else numbers[place.parent])
-        conversations.answered(call.call, place.key, said[call.call])
+        conversations.asked(call.call, history, place)
+        conversations.answered(call.call, said[call.call])
     return parents

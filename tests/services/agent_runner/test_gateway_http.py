@@ -28,6 +28,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "half a character": (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "must be JSON"),
     "huge number": (b'{"model": "m", "messages": [], "seed": 1' + b"0" * 30 + b"}", "must be JSON"),
     "too deep": (b"[" * 100_000, "must be JSON"),
+    "deep": (b'{"model": "m", "messages": ' + b"[" * 300 + b"]" * 300 + b"}", "nest at most 100"),
     "a list": ([], "must be a JSON object"),
     "no model": ({**HELLO, "model": None}, "model must be"),
     "no messages": ({"model": "m"}, "at least one message"),
@@ -43,9 +44,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "stop": ({**HELLO, "stop": ["\n", 3]}, "stop must be a text or a list of at most 16 texts"),
     "json_object": ({**HELLO, "response_format": {"type": "json_object"}}, "constrained decoding"),
     "json_schema": ({**HELLO, "response_format": {"type": "json_schema", "json_schema": {}}}, "constrained decoding"),
-    "required": ({**HELLO, "tool_choice": "required"}, "constrained decoding"),
-    "named": ({**HELLO, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "constrained decoding"),
-    "one tool at a time": ({**HELLO, "parallel_tool_calls": False}, "constrained decoding"),
+    "tool_choice": ({**HELLO, "tool_choice": "calc"}, "tool_choice must be 'auto'"),
+    "parallel_tool_calls": ({**HELLO, "parallel_tool_calls": "no"}, "parallel_tool_calls must be true or false"),
     "functions": ({**HELLO, "functions": [{}]}, "use tools"),
     "ill-formed tool": ({**HELLO, "tools": [{"type": "web_search"}]}, r"tools\[0\] must be"),
     "tools are text": ({**HELLO, "tools": "calc"}, "tools must be a list"),
@@ -121,6 +121,14 @@ async def test_unknown_routes_and_methods_are_refused_in_the_same_form(gateway: 
             async with http.request(method, gateway.gateway.base_url + path) as response:
                 assert response.status == status
                 assert "POST /v1/chat/completions" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "org/model", "a/b/c%20d"])
+async def test_a_model_is_shown_by_its_name(gateway: Any, name: str) -> None:
+    """Slashes are part of many names."""
+    url, headers = f"{gateway.gateway.base_url}/models/{name}", {"x-api-key": gateway.session.key}
+    async with aiohttp.ClientSession() as http, http.get(aiohttp.client.URL(url, encoded=True), headers=headers) as response:
+        assert (await response.json())["id"] == name.replace("%20", " ")
 
 
 async def test_the_key_is_taken_from_x_api_key_too(gateway: Any) -> None:

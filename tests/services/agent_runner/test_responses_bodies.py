@@ -60,12 +60,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "compaction": ({**HELLO, "context_management": [{"type": "compaction"}]}, "context_length_exceeded"),
     "truncation": ({**HELLO, "truncation": "auto"}, "shorten the input"),
     "json_schema": ({**HELLO, "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}, "constrained decoding"),
-    "one tool at a time": ({**HELLO, "parallel_tool_calls": False}, "constrained decoding"),
-    "required": ({**HELLO, "tool_choice": "required"}, "constrained decoding"),
-    "named": ({**HELLO, "tool_choice": {"type": "function", "name": "f"}}, "constrained decoding"),
-    "web search": ({**HELLO, "tools": [{"type": "web_search"}]}, "only function tools"),
-    "custom tool": ({**HELLO, "tools": [{"type": "custom", "name": "patch"}]}, "only function tools"),
-    "nameless tool": ({**HELLO, "tools": [{"type": "function"}]}, "function's name"),
+    "parallel_tool_calls": ({**HELLO, "parallel_tool_calls": 0.5}, "parallel_tool_calls must be true or false"),
+    "tool_choice": ({**HELLO, "tool_choice": {}}, "tool_choice must be 'auto'"),
+    "unknown tool": ({**HELLO, "tools": [{"type": "oracle"}]}, "of type function and namespace"),
+    "nameless tool": ({**HELLO, "tools": [{"type": "function"}]}, "name of the function"),
+    "nameless namespace": ({**HELLO, "tools": [{"type": "namespace", "tools": []}]}, "name of the namespace"),
+    "namespace of text": ({**HELLO, "tools": [{"type": "namespace", "name": "n", "tools": "f"}]}, r"tools\[0\].tools must be"),
+    "namespace in another": ({**HELLO, "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]},
+                             r"tools\[0\].tools\[0\] has type 'namespace'"),
     "tools are text": ({**HELLO, "tools": "calc"}, "tools must be a list"),
     "parameters": ({**HELLO, "tools": [{"type": "function", "name": "f", "parameters": []}]}, "JSON schema"),
     "include": ({**HELLO, "include": "all"}, "include must be a list"),
@@ -146,14 +148,16 @@ TURNS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "somebody's call behind our turn": ([said("a", id="msg_c1_0"), called("x")], "a<c1> [x]"),
     "our call behind a message that lost its id": ([said("a"), called("call_c1_0")], "a[call_c1_0]"),
     "reasoning that led to nothing": ([thought("h"), USER], "hi"),
-    "our reasoning that led to nothing": ([thought("h", id="rs_c1_0"), USER], "(h)<c1> hi"),
+    "our reasoning that led to nothing": ([thought("h", id="rs_c1_0"), USER], "(h) hi"),
+    "only its reasoning is pointed at": ([{"type": "item_reference", "id": "rs_c1_0"}, USER], "hi"),
+    "a call in a namespace": ([called("call_c1_0", namespace="n")], "[call_c1_0]"),
     "a user between": ([called("call_c1_0"), USER, called("call_c1_1")], "[call_c1_0] hi [call_c1_1]"),
     "plain text": ([{"role": "assistant", "content": "a"}, USER], "a hi"),
     "a refusal": ([said("a", content=[{"type": "refusal", "refusal": "no"}])], "no"),
     "pointed at": ([{"id": "msg_c1_0"}, USER], "@c1 hi"),
     "a turn pointed at in parts": ([{"type": "item_reference", "id": "rs_c1_0"}, called("call_c1_0"), gave("call_c1_0")],
                                    "@c1 call_c1_0"),
-    "a message behind what is pointed at": ([{"type": "item_reference", "id": "rs_c1_0"}, said("a")], "@c1 a"),
+    "a message behind what is pointed at": ([{"type": "item_reference", "id": "msg_c1_0"}, said("a")], "@c1 a"),
 }  # fmt: skip
 
 
@@ -195,7 +199,7 @@ FINISHES = st.sampled_from(["stop", "length", "tool_calls"])
 
 
 def frame_of(call: str, *, echo: dict[str, Any] | None = None) -> Frame:
-    return Frame(call, 1, Asked("m", (), extra={"echo": echo or {}, "seals_reasoning": True}))
+    return Frame(call, 1, Asked("m", (), extra={"echo": echo or {}, "seals_reasoning": True, "namespaces": {}}))
 
 
 def answered(call: str, turn: Parsed, finish: str = "stop") -> CallAnswered:

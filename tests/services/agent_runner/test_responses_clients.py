@@ -251,7 +251,7 @@ async def test_a_late_error_is_a_failed_response_for_clients_that_look_there(gat
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"tools": [{"type": "web_search"}]}, "only function tools"),
+        ({"tools": [{"type": "oracle"}]}, "of type function and namespace"),
         ({"previous_response_id": "resp_c0"}, "was not answered in this session"),
         ({"previous_response_id": "resp_68af"}, "send the whole input"),
         ({"input": [{"type": "item_reference", "id": "msg_c0_0"}]}, "was not answered in this session"),

@@ -1,0 +1,134 @@
+"""What a session remembers for clients that point at earlier answers, and what it costs.
+
+whole input each time        n turns cost n messages, not n² digests
+two goings-on from one turn  share what is before it
+"""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamlessflow.contracts import CallAnswered, CallError
+from services.agent_runner.gateway.dialect import Asked
+from services.agent_runner.gateway.digests import digest
+from services.agent_runner.gateway.errors import ApiError
+from services.agent_runner.gateway.memory import Memory, reference
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Answered:
+    """A call's answer as its task has it."""
+
+    answered: CallAnswered
+
+    def done(self) -> bool:
+        return True
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> CallAnswered:
+        return self.answered
+
+
+@dataclass
+class Call:
+    id: str
+    answer: Answered
+
+
+def call_of(name: str, message: Message, error: CallError | None = None) -> Any:
+    return Call(name, Answered(CallAnswered(run="r", episode="e", call=name, message=message, error=error)))
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def said(name: str) -> Message:
+    return {"role": "assistant", "content": f"answer to {name}"}
+
+
+def note(memory: Memory, name: str, asked: Asked) -> None:
+    memory.note(call_of(name, said(name)), asked, tuple(digest(message) for message in asked.messages))
+
+
+def asks(*messages: Message, **more: Any) -> Asked:
+    return Asked("m", messages, is_remembered=True, **more)
+
+
+def kept_bytes(turns: int) -> int:
+    """Of a conversation whose client sends the whole input with each of its turns."""
+    memory, history = Memory(), [user("hello")]
+    tracemalloc.start()
+    for number in range(turns):
+        name = f"c{number}"
+        request = json.loads(json.dumps(history))  # as each body is parsed anew
+        note(memory, name, asks(*request))
+        history += [said(name), user(f"more {number}")]
+    del request
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return kept
+
+
+def test_a_conversation_costs_memory_for_what_is_new_in_each_turn() -> None:
+    """As many turns again cost as much again."""
+    assert kept_bytes(96) < 2.6 * kept_bytes(48)
+    assert kept_bytes(48) < 48 * 8192
+
+
+@given(st.lists(st.integers(-1, 5), min_size=1, max_size=12), st.data())
+def test_an_answer_is_gone_on_from_with_all_that_was_before_it(parents: list[int], data: st.DataObject) -> None:
+    """Any tree of goings-on, told by pointers: each turn's history is its parent's, the parent's answer, and its own words."""
+    memory, histories = Memory(), []
+    for number, wanted in enumerate(parents):
+        parent = min(wanted, number - 1)
+        own, before = user(data.draw(st.sampled_from("ab"))), [] if parent < 0 else [*histories[parent], said(f"c{parent}")]
+        pointer = None if parent < 0 else f"c{parent}"
+        instructions = {"role": "system", "content": f"{number}"}
+
+        completed = memory.completed(asks(instructions, own, goes_on_from=pointer, num_instructions=1))
+
+        told = [{key: value for key, value in message.items() if key != "turn"} for message in completed.messages]
+        assert told == [instructions, *before, own]
+        histories.append([*before, own])
+        note(memory, f"c{number}", completed)
+
+
+def test_a_reference_is_the_answer_in_full() -> None:
+    """Where an item was left out."""
+    memory = Memory()
+    note(memory, "c1", asks(user("hello")))
+
+    completed = memory.completed(asks(user("hello"), reference("c1"), user("more")))
+
+    assert completed.messages == (user("hello"), {**said("c1"), "turn": "c1"}, user("more"))
+
+
+@pytest.mark.parametrize("kind", ["unknown", "failed", "not to be stored"])
+def test_what_is_not_there_is_said(kind: str) -> None:
+    """With the code that makes clients send the whole input."""
+    memory = Memory()
+    if kind == "failed":
+        error = CallError(status=400, code="x", message="no")
+        memory.note(call_of("c1", {}, error), asks(user("hello")), ("d",))
+    elif kind == "not to be stored":
+        memory.note(call_of("c1", said("c1")), Asked("m", (user("hello"),)), ("d",))
+
+    with pytest.raises(ApiError) as caught:
+        memory.completed(asks(user("more"), goes_on_from="c1"))
+
+    assert caught.value.code == "previous_response_not_found"
