@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from seamlessflow.contracts import Service
+from seamlessflow.runtime.presence import GAP_SECONDS
 from seamlessflow.settings import Settings, own_node
 
 
@@ -19,6 +20,8 @@ class SchedulerSettings(Settings):
     """A leader that did not renew for this long is replaced."""
     gone_seconds: float = 10.0
     """A process whose presence ended keeps its roles this much longer: restarts move nothing."""
+    quiet_seconds: float = Field(default=2.5, gt=GAP_SECONDS)
+    """A trajectory-manager that did not renew its presence for this long loses its shards to others, if there are any."""
     trainer_away_seconds: float = 60.0
     """A run that is to stop waits this long for a trainer that is away, to commit its steps."""
     queue_grace_seconds: float = 5.0

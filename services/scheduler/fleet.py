@@ -6,7 +6,7 @@ restart moves nothing; after that its node no longer has what only it could do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from seamlessflow.contracts import Lease, NodeStatus, Role, Service
@@ -31,9 +31,18 @@ class Fleet:
     grace_seconds: float
     _processes: dict[str, dict[str, Process]] = field(default_factory=dict)
 
-    def observe(self, statuses: Iterable[NodeStatus], now: float) -> None:
-        """Take in who is there at ``now``. Schedulers themselves are no part of the fleet."""
-        there = {(s.node, s.service): Process(frozenset(s.capabilities)) for s in statuses if s.service != Service.SCHEDULER}
+    def observe(self, statuses: Iterable[NodeStatus], now: float, quiet: Collection[tuple[str, str]] = ()) -> None:
+        """Take in who is there at ``now``. Schedulers themselves are no part of the fleet.
+
+        quiet: node and service of those that have fallen silent.
+        """
+        there = {
+            (s.node, s.service): Process(
+                frozenset(s.capabilities), is_quiet=(s.node, s.service) in quiet, epoch=s.epoch, run=s.run
+            )
+            for s in statuses
+            if s.service != Service.SCHEDULER
+        }
         for node, processes in self._processes.items():
             for service, process in processes.items():
                 if (node, service) not in there:
@@ -68,7 +77,7 @@ def _absent(lease: Lease, now: float) -> dict[str, Process]:
     if lease.role is Role.ROLLOUT or (lease.role is Role.TRAIN and not lease.hand_back):
         found[Service.ROLLOUT_WORKER] = Process(frozenset({ROLLOUT}), now)
     if lease.role is Role.SERVE:
-        is_manager = bool(lease.tags) and all(tag.isdigit() for tag in lease.tags)
+        is_manager = all(tag.isdigit() for tag in lease.tags)  # one whose shards were moved has none left
         found[Service.TRAJECTORY_MANAGER if is_manager else Service.AGENT_RUNNER] = Process(frozenset(), now)
     return found
 

@@ -11,6 +11,7 @@ from .allocation import allocate
 from .fleet import HeldLease, split_evenly
 from .policy import POLICIES, Assignment, Demand, Node
 from .policy.base import ROLLOUT
+from .shards import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: S
     for demand in demands:
         mine = [node for node in nodes if allocation.run_of[node.name] == demand.run]
         assignments += _with_buckets([node for node in mine if node.is_device], demand, now)
-        assignments += _serving([node for node in mine if not node.is_device], demand)
+        assignments += _serving([node for node in mine if not node.is_device], nodes, demand, now)
     busy = {each.node for each in assignments}
     for name, held in leases.items():
         if name not in busy and held.lease.run is not None:
@@ -64,15 +65,19 @@ def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> list[A
     return [replace(assignment, buckets=owned.get(assignment.node, ())) for assignment in said]
 
 
-def _serving(nodes: Sequence[Node], demand: Demand) -> list[Assignment]:
+def _serving(nodes: Sequence[Node], everyone: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:
     """Agent-runners take all environments; managers share the shards."""
     managers = [node for node in nodes if node.serves_as(Service.TRAJECTORY_MANAGER)]
-    shards = split_evenly(demand.num_shards, {node.name: _shards_of(node, demand) for node in managers})
+    shards = share(managers, everyone, demand, now)
     runners = [node for node in nodes if node.serves_as(Service.AGENT_RUNNER) and node not in managers]
     return [
-        *(_serve(node, demand, tuple(map(str, shards[node.name])), "it keeps these shards' trees") for node in managers),
+        *(_serve(node, demand, tuple(map(str, shards[node.name])), _why(shards[node.name])) for node in managers),
         *(_serve(node, demand, demand.envs, "it runs the agents") for node in runners),
     ]
+
+
+def _why(shards: Sequence[int]) -> str:
+    return "it keeps these shards' trees" if shards else "other managers keep the trees, or are about to let go of some"
 
 
 def _serve(node: Node, demand: Demand, tags: tuple[str, ...], reason: str) -> Assignment:
@@ -81,9 +86,3 @@ def _serve(node: Node, demand: Demand, tags: tuple[str, ...], reason: str) -> As
 
 def _buckets_of(node: Node, demand: Demand) -> tuple[int, ...]:
     return node.lease.buckets if node.lease is not None and node.lease.run == demand.run else ()
-
-
-def _shards_of(node: Node, demand: Demand) -> list[int]:
-    if node.lease is None or node.lease.run != demand.run:
-        return []
-    return [int(tag) for tag in node.lease.tags if tag.isdigit()]

@@ -21,6 +21,7 @@ from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import (
     Event,
     NodeStatus,
+    Role,
     RunPhase,
     RunRequested,
     RunStarted,
@@ -59,6 +60,7 @@ from .lease_book import LeaseBook
 from .plan import Plan, next_plan
 from .policy import Node
 from .policy.base import TRAIN
+from .pulse import Pulse
 
 log = structlog.get_logger()
 
@@ -71,6 +73,7 @@ class Scheduler:
         self._leadership = Leadership(context.bus, context.settings.instance, settings.leader_ttl_seconds)
         self._book = LeaseBook(context.bus, context.speaker)
         self._fleet = Fleet(settings.gone_seconds)
+        self._pulse = Pulse(settings.quiet_seconds)
         self._conductors: dict[str, Conductor] = {}
         self._states: dict[str, RunState] = {}
         self._clearing = Clearing(context.bus, settings.queue_grace_seconds)
@@ -207,17 +210,22 @@ class Scheduler:
         plan = self._plan(now)
         for assignment in plan.changes:
             await self._book.write(assignment, now)
+        if any(change.role is Role.SERVE for change in plan.changes):  # shards taken are given at the next look: let it be now
+            self._observed_at = 0.0
+            self._woken.set()
         await self._publish_states(plan)
 
     async def _observe_nodes(self, now: float) -> None:
         entries = await (await self._context.bus.kv(NODES_BUCKET)).entries()
-        statuses = []
+        statuses, revisions = list[NodeStatus](), dict[tuple[str, str], int]()
         for entry in entries:
             try:
-                statuses.append(unpack_record(NodeStatus, entry.value))
+                status = unpack_record(NodeStatus, entry.value)
+                statuses.append(status)
+                revisions[status.node, status.service] = entry.revision
             except MalformedMessage as wrong:
                 self._say_once(f"node {entry.key}", "node.unreadable", process=entry.key, reason=str(wrong))
-        self._fleet.observe(statuses, now)
+        self._fleet.observe(statuses, now, self._pulse.observe(revisions, time.monotonic()))
         self._observed_at = now
 
     async def _conduct(self, conductor: Conductor, now: float) -> None:

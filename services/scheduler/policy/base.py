@@ -22,6 +22,12 @@ class Process:
     capabilities: frozenset[str]
     gone_since: float | None = None
     """When its presence ended; None: it is there. It may come back within the grace, so its node keeps its roles."""
+    is_quiet: bool = False
+    """It has not renewed its presence for a while, and may be dead."""
+    epoch: int = 0
+    """A trajectory-manager's: of the newest lease that it obeys."""
+    run: str | None = None
+    """A trajectory-manager's: the run whose model it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,9 @@ class StandingPull:
         self._wake.set()
 
     def set_credit(self, credit: int) -> None:
-        self._credit = credit
-        self._wake.set()
+        if credit != self._credit:  # a pull among many is told its share at every delivery of any of them
+            self._credit = credit
+            self._wake.set()
 
     @property
     def has_left(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -17,6 +17,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from seamlessflow.errors import BusClosed
+
+T = TypeVar("T")
 
 NO_RESPONDERS = 503
 """Status of a request that nobody listens for: a stream or consumer that is missing, or not recovered yet."""
@@ -69,7 +71,8 @@ class Wire:
         await self.until_connected()
         copied = dict(headers) if headers is not None else None
         try:
-            return _incoming(await self._client.request(subject, payload, timeout=timeout_seconds, headers=copied))
+            asked = self._client.request(subject, payload, timeout=timeout_seconds, headers=copied)
+            return _incoming(await _cancellable(asked))
         except nats.errors.NoRespondersError:
             return Incoming(subject, "", b"", {}, NO_RESPONDERS, "No Responders")
         except nats.errors.ConnectionClosedError as error:
@@ -121,7 +124,7 @@ class Wire:
     async def flush(self, timeout_seconds: float) -> bool:
         """True when the server has seen everything sent so far."""
         try:
-            await self._client.flush(timeout=timeout_seconds)  # type: ignore[arg-type]  # annotated int, takes float
+            await _cancellable(self._client.flush(timeout=timeout_seconds))  # type: ignore[arg-type]  # takes float
         except (nats.errors.Error, TimeoutError):
             return False
         return True
@@ -135,6 +138,19 @@ class Wire:
 
     def _closed(self) -> BusClosed:
         return BusClosed(f"the connection to NATS is closed for good ({self._client.last_error or 'by us'}); exit")
+
+
+async def _cancellable(waiting: Awaitable[T]) -> T:
+    """Wait as nats-py does, by ``asyncio.wait_for``: before Python 3.12 that swallows a cancellation which meets the answer,
+    and a loop that asks the server would go on for ever, though its service is to end."""
+    task = asyncio.current_task()
+    assert task is not None
+    num_asked = task.cancelling()
+    try:
+        return await waiting
+    finally:
+        if task.cancelling() > num_asked:
+            raise asyncio.CancelledError
 
 
 def _incoming(raw: Msg) -> Incoming:

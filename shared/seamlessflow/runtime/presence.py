@@ -1,11 +1,17 @@
 """Presence and leases: a process says that it is there, and reads what its node may do now.
 
 Both are current state in key-value buckets, re-read every second; a poke only makes the next read come sooner.
+
+Who must not act beside another (a trajectory-manager on its shards) asks two things before each act: since when its presence
+was renewed without a gap (``unbroken_since``), and whether its lease was read after that (``looked_at``). The scheduler
+gives to nobody else what the holder of an unbroken presence has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -25,6 +31,10 @@ PRESENCE_LEAST_SECONDS = 0.25
 """A busy process changes its state with every message: no sooner than this is it said again."""
 PRESENCE_TTL_SECONDS = 5
 """After this long without renewal it counts as gone."""
+HOLDER_SECONDS = 0.5
+"""How often a process renews it that holds what others could take over."""
+GAP_SECONDS = 2.0
+"""Longest gap between two renewals after which nobody can have taken anything over. The scheduler waits for longer."""
 LEASE_POLL_SECONDS = 1.0
 """How long a lost poke may go unnoticed."""
 GOODBYE_SECONDS = 1.0
@@ -37,7 +47,18 @@ class Presence:
     def __init__(self, bus: Bus, status: NodeStatus) -> None:
         self._bus = bus
         self.status = status
+        self.every_seconds = PRESENCE_SECONDS
         self._wake = asyncio.Event()
+        self._renewed_at: float | None = None
+        """When the newest renewal that was stored began."""
+        self._unbroken_since = 0.0
+
+    @property
+    def unbroken_since(self) -> float:
+        """Since when (monotonic seconds) it was renewed without a gap; inf: there is one now. 0 when it was never run."""
+        if self._renewed_at is not None and time.monotonic() - self._renewed_at > GAP_SECONDS:
+            return math.inf
+        return self._unbroken_since
 
     def update(self, **changed: object) -> None:
         """Say something new of ourselves, soon. Saying the same again costs nothing."""
@@ -56,13 +77,18 @@ class Presence:
                 try:
                     # Where permissions are on, only the scheduler can make the bucket: it may not be there yet.
                     bucket = bucket or await self._bus.kv(NODES_BUCKET)
+                    began = time.monotonic()
                     await bucket.put(key, pack_record(self.status), ttl_seconds=PRESENCE_TTL_SECONDS)
+                    ended = time.monotonic()
+                    if self._renewed_at is None or ended - self._renewed_at > GAP_SECONDS:
+                        self._unbroken_since = ended
+                    self._renewed_at = began
                 except SeamlessFlowError as wrong:
                     log.warning("presence.failed", reason=str(wrong))
                 await asyncio.sleep(PRESENCE_LEAST_SECONDS)
                 with suppress(TimeoutError):
                     # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
-                    async with asyncio.timeout(PRESENCE_SECONDS - PRESENCE_LEAST_SECONDS):
+                    async with asyncio.timeout(self.every_seconds - PRESENCE_LEAST_SECONDS):
                         await self._wake.wait()
         finally:
             if bucket is not None:
@@ -84,6 +110,12 @@ class LeaseWatch:
         self._bus, self._node, self._on_lease = bus, node, on_lease
         self._poked = asyncio.Event()
         self._epoch = -1
+        self.looked_at = 0.0
+        """When (monotonic seconds) the newest read began whose lease was obeyed."""
+
+    def look_soon(self) -> None:
+        """Read the lease again without waiting for the time."""
+        self._poked.set()
 
     async def run(self) -> None:
         """Watch until cancelled. A scheduler or server that is away changes nothing: the node keeps what it has."""
@@ -103,6 +135,7 @@ class LeaseWatch:
             await unsubscribe()
 
     async def _look(self) -> None:
+        began = time.monotonic()
         try:
             lease = await read_lease(self._bus, self._node)
         except SeamlessFlowError as wrong:
@@ -111,3 +144,4 @@ class LeaseWatch:
         if lease is not None and lease.epoch > self._epoch:
             self._epoch = lease.epoch
             await self._on_lease(lease)
+        self.looked_at = began

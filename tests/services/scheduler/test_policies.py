@@ -140,6 +140,17 @@ def test_disaggregated_never_changes_and_refuses_a_single_node():
     assert alone[0].role is Role.IDLE and "add a node, or set policy to multiplexed" in alone[0].reason
 
 
+def test_disaggregated_begins_no_rollout_before_its_trainer_is_known():
+    """The worker of the trainer's node comes first, as it often does: it is not told to roll out and then to stop."""
+    assert roles("disaggregated", [node("a", WORKER), node("b", WORKER)], wants_train=False) == {"a": Role.IDLE, "b": Role.IDLE}
+    nodes = [node("a", WORKER), both("b")]
+    assert roles("disaggregated", nodes, wants_train=False) == {"a": Role.ROLLOUT, "b": Role.TRAIN}
+
+    begun = obey(nodes, POLICIES["disaggregated"](nodes, demand("disaggregated"), 0.0))
+    left = [begun[0], replace(node("b", WORKER), lease=begun[1].lease)]
+    assert roles("disaggregated", left, wants_train=False) == {"a": Role.ROLLOUT, "b": Role.IDLE}
+
+
 def test_disaggregated_prefers_a_node_that_can_do_nothing_else():
     """Where one node can only train, no rollout node is given up for it."""
     assert roles("disaggregated", [both("a"), node("b", TRAINER)], wants_train=False) == {"a": Role.ROLLOUT, "b": Role.TRAIN}
