@@ -88,7 +88,8 @@ class SegmentWriter:
     async def _write(self) -> None:
         await self._append_claim()
         while await self._something_due():
-            while (stretch := self._unsaid.take()) is not None:
+            # One at a time: what was sampled during an append waits its own time again.
+            if (stretch := self._unsaid.take()) is not None:
                 await self._append_segment(stretch)
         if self._end is not None:
             await self._append_end(self._end)
