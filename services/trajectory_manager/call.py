@@ -1,46 +1,111 @@
-"""One call as far as it got: what was asked, what was sampled for it, what was answered."""
+"""One call as far as it got: what was asked, what was sampled for it, how it was answered.
+
+Events are kept only while they are needed: what was asked until a generation was requested for it, segments until they are
+a turn of the tree. What was answered is not kept at all, since the turn gives it again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from seamlessflow.contracts import (
     CallAnswered,
     CallRequested,
-    Event,
     Float32s,
     GenerationEnded,
     GenerationFinish,
     GenerationRequested,
+    Int32s,
     SegmentSampled,
 )
 
-from .matching import Place
-from .tree import Turn, join, merge_runs
+from .forks import ForkCause
+from .tree import Run, Turn, join, merge_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What of a request is needed after its generation was requested; fields as in CallRequested."""
+
+    run: str
+    episode: str
+    call: str
+    tools: str | None
+    tool_choice: str | None
+    stop: tuple[str, ...]
+    stream: bool
+    logprobs: bool
+    reply: str
+
+    @classmethod
+    def of(cls, request: CallRequested, names: dict[str, str]) -> Asked:
+        """``names``: those that the calls of an episode share, each to itself, so that it is kept once."""
+        return cls(
+            run=names.setdefault(request.run, request.run),
+            episode=names.setdefault(request.episode, request.episode),
+            call=request.call,
+            tools=None if request.tools is None else names.setdefault(request.tools, request.tools),
+            tool_choice=None if request.tool_choice is None else names.setdefault(request.tool_choice, request.tool_choice),
+            stop=request.stop,
+            stream=request.stream,
+            logprobs=request.logprobs,
+            reply=request.reply,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens sampled in one go; fields as in SegmentSampled."""
+
+    start: int
+    token_ids: Int32s
+    logprobs: Float32s
+    weights_version: int
+
+    @classmethod
+    def of(cls, event: SegmentSampled) -> Segment:
+        return cls(event.start, event.token_ids, event.logprobs, event.weights_version)
 
 
 @dataclass(slots=True)
 class Call:
     """One call, as far as it got."""
 
-    request: CallRequested
-    place: Place | None = None
+    request: CallRequested | Asked
+    """In full until it is planned."""
+    is_raw: bool = False
+    """A completion without a template."""
     parent: str | None = None
-    is_fork: bool = False
-    requested: GenerationRequested | None = None
+    cause: ForkCause | None = None
+    """Why it is a fork. None: it is none."""
+    reprefilled_tokens: int = 0
+    """What that costs, see forks."""
     prompt_tokens: int = 0
-    segments: dict[int, SegmentSampled] = field(default_factory=dict)
-    """By start; emptied when they have become a turn of the tree."""
+    requested: GenerationRequested | None = None
+    """What it led to, until it is a turn of the tree."""
+    segments: dict[int, Segment] = field(default_factory=dict)
+    """By start; emptied when it is answered."""
     ended: GenerationEnded | None = None
-    answer: CallAnswered | None = None
+    """Until it is answered."""
+    finish: GenerationFinish | None = None
+    """How it ended. None: it is not answered, or was refused without an end."""
+    refusal: CallAnswered | None = None
+    """The answer, where it is an error."""
+    is_answered: bool = False
+    runs: tuple[Run, ...] = ()
+    """Of tokens that were sampled and became no turn, once it is answered."""
 
     @property
-    def consequence(self) -> Event | None:
-        """What the request itself led to: a generation, or an error at once. None: it waits."""
-        return self.requested if self.requested is not None else self.answer
+    def is_fork(self) -> bool:
+        return self.cause is not None
 
-    def in_order(self) -> list[SegmentSampled]:
+    def in_order(self) -> list[Segment]:
         return [self.segments[start] for start in sorted(self.segments)]
+
+    def sampled_runs(self) -> tuple[Run, ...]:
+        """Weights versions and counts of what was sampled so far and is no turn."""
+        return self.runs or merge_runs((each.weights_version, len(each.token_ids)) for each in self.in_order())
 
     def has_all_of(self, ended: GenerationEnded) -> bool:
         """Whether no token of the ended generation is missing."""
@@ -53,15 +118,30 @@ class Call:
             position += len(segment.token_ids)
         return position == ended.num_tokens
 
-    def turn(self, requested: GenerationRequested) -> Turn:
+    def turn(self, suffix: Int32s) -> Turn:
         """The node of the tree that its segments, all there, make."""
         segments = self.in_order()
         return Turn(
             call=self.request.call,
             parent=self.parent,
-            suffix=requested.suffix,
+            suffix=suffix,
             sampled=join(segment.token_ids for segment in segments),
-            logprobs=Float32s.from_bytes(b"".join(segment.logprobs.to_bytes() for segment in segments)),
+            logprobs=_join(segment.logprobs for segment in segments),
             versions=merge_runs((segment.weights_version, len(segment.token_ids)) for segment in segments),
-            is_fork=self.is_fork,
+            cause=self.cause,
+            reprefilled_tokens=self.reprefilled_tokens,
         )
+
+    def close(self, finish: GenerationFinish | None, refusal: CallAnswered | None, *, is_turn: bool) -> None:
+        """It is answered: drop what is not needed any more."""
+        self.runs = () if is_turn else self.sampled_runs()
+        self.is_answered, self.finish, self.refusal = True, finish, refusal
+        self.segments, self.ended = {}, None
+        if is_turn:
+            self.requested = None
+        if isinstance(self.request, CallRequested):
+            self.request = Asked.of(self.request, {})
+
+
+def _join(parts: Iterable[Float32s]) -> Float32s:
+    return Float32s.from_bytes(b"".join(part.to_bytes() for part in parts))

@@ -5,6 +5,7 @@
       └── waits for messages or turns that an older event brings
 
 Segments may come in any order and more than once; a turn is made when the end is known and no token is missing.
+What a call led to is not kept: the tree and the repeated event give it again.
 """
 
 from __future__ import annotations
@@ -19,48 +20,59 @@ from seamlessflow.contracts import (
     GenerationRequested,
     Int32s,
     SegmentSampled,
-    Usage,
 )
 from seamlessflow.errors import MalformedMessage
 
-from .answers import call_refused, engine_refused, finish_reason, message_of, refusal, too_long
-from .call import Call
-from .identity import Message
-from .matching import Conversations, Known, Place, missing_turns
-from .rendering import KnownTurn, Renderer
+from .answers import answer_of, call_refused, client_gone, empty_prompt, engine_refused, refusal, too_long
+from .call import Asked, Call, Segment
+from .history import HistoryMode, Plan, Planner
+from .matching import Conversations
+from .messages import History, Messages
+from .raw_prompts import RawPrompts, raw_text
+from .rendering import PROMPT_END_TOKENS, Renderer, Terms
 from .template import TemplateRefused
-from .tree import Run, Tree
+from .tree import Run, Tree, Turn
 
 
 class Episode:
     """State of one open episode. ``max_context_tokens``: longest prompt plus answer."""
 
-    def __init__(self, renderer: Renderer, max_context_tokens: int) -> None:
+    def __init__(self, renderer: Renderer, max_context_tokens: int, history: HistoryMode = "as_sampled") -> None:
         self.tree = Tree()
         self.calls: dict[str, Call] = {}
         self._renderer = renderer
         self._max_context_tokens = max_context_tokens
-        self._known: dict[str, Known] = {}
-        self._tools: dict[str, list[object]] = {}
-        self._conversations = Conversations()
+        self._planner = Planner(renderer, self.tree, history)
+        self._messages = Messages()
+        self._conversations = Conversations(self.tree)
+        self._raw_prompts = RawPrompts()
+        self._names: dict[str, str] = {}
+        self._open: set[str] = set()
+        """Calls without an answer."""
+        self._waiting: dict[str, CallRequested] = {}
+        """Calls that are not planned yet, oldest first."""
 
     def ask(self, event: CallRequested) -> list[Event]:
-        """Take in a call; what it and calls that waited for its messages lead to. Empty: it waits."""
+        """Take in a call; what it and calls that waited for its messages lead to."""
         if event.call not in self.calls:
-            self._learn(event)
+            self._messages.learn(event.unseen, event.tools)
             self.calls[event.call] = Call(event)
-        own = self.calls[event.call]
+            self._open.add(event.call)
+            self._waiting[event.call] = event
         released = self._plan_waiting()
-        if own.consequence is None:
-            return released
-        return [own.consequence, *(event for event in released if event is not own.consequence)]
+        own = self._consequence(event)
+        return released if own is None else [own, *(each for each in released if each != own)]
+
+    def is_planned(self, call: str) -> bool:
+        """Whether a call has led to anything yet."""
+        return call in self.calls and call not in self._waiting
 
     def sampled(self, event: SegmentSampled) -> list[Event]:
         """Take in tokens; the answer when they were the last ones missing. Raises KeyError for an unknown call."""
         call = self.calls[event.generation]
-        if call.answer is not None:
+        if call.is_answered:
             return []
-        held = call.segments.setdefault(event.start, event)
+        held = call.segments.setdefault(event.start, Segment.of(event))
         if held.token_ids != event.token_ids:
             raise MalformedMessage(
                 f"generation {event.generation} of episode {event.episode} has two different segments at token {event.start}"
@@ -70,75 +82,74 @@ class Episode:
     def ended(self, event: GenerationEnded) -> list[Event]:
         """Take in an end; the answer. Empty: tokens are missing. Raises KeyError for an unknown call."""
         call = self.calls[event.generation]
-        call.ended = event
+        if not call.is_answered:
+            call.ended = event
         released = self._complete(call)
-        return released or ([call.answer] if call.answer is not None else [])
+        answer = self.answer(event.generation)
+        return released or ([] if answer is None else [answer])
 
-    def give_up(self, request: CallRequested) -> CallAnswered:
+    def answer(self, name: str) -> CallAnswered | None:
+        """What a call was answered with, made again from its turn. None: it is open."""
+        call = self.calls[name]
+        if call.refusal is not None or call.finish is None:
+            return call.refusal
+        return self._answer(call, self.tree[name], call.finish)
+
+    def give_up(self, request: CallRequested | Asked) -> CallAnswered:
         """The error for a call that we cannot handle, unless it has an answer; from here on it is not open."""
         call = self.calls.setdefault(request.call, Call(request))
-        return call.answer or self._refuse(call, call_refused(request.call))
+        return self.answer(request.call) or self._refuse(call, call_refused(request.call))
 
-    def _learn(self, event: CallRequested) -> None:
-        for digest, message in event.unseen.items():
-            if digest == event.tools:
-                self._tools.setdefault(digest, message["tools"])
-            else:
-                self._known.setdefault(digest, Known.of(message))
+    def runs_of(self, name: str) -> tuple[Run, ...]:
+        """Weights versions and token counts of all that was sampled for a call so far."""
+        return self.tree[name].versions if name in self.tree else self.calls[name].sampled_runs()
 
     def _plan_waiting(self) -> list[Event]:
         """What calls lead to that can be planned now, oldest first."""
-        waiting = [call for call in self.calls.values() if call.consequence is None]
-        return [consequence for call in waiting if (consequence := self._plan(call)) is not None]
+        return [event for request in list(self._waiting.values()) if (event := self._plan(request)) is not None]
 
-    def _plan(self, call: Call) -> Event | None:
-        request = call.request
-        if any(digest not in self._known for digest in request.messages):
+    def _plan(self, request: CallRequested) -> Event | None:
+        history = self._messages.history(request.messages)
+        if history is None or not self._messages.has_tools(request.tools):
             return None
-        if request.tools is not None and request.tools not in self._tools:
-            return None
-        messages = [self._known[digest] for digest in request.messages]
-        if missing_turns(messages, self._open()):
-            return None
-        call.place = self._conversations.place(messages, request.tools)
+        call, text = self.calls[request.call], raw_text(history)
         try:
-            suffix = self._suffix(call, call.place, [known.message for known in messages])
+            plan = self._plan_turn(request, history) if text is None else self._plan_raw(call, text)
         except TemplateRefused as wrong:
             return self._refuse(call, CallError(status=400, code="invalid_request_error", message=str(wrong)))
-        return self._request(call, suffix)
+        if plan is None:
+            return None
+        call.parent, call.cause, call.reprefilled_tokens = plan.parent, plan.cause, plan.reprefilled_tokens
+        return self._request(call, request, plan.suffix)
 
-    def _open(self) -> dict[str, Call]:
-        return {name: call for name, call in self.calls.items() if call.answer is None}
+    def _plan_turn(self, request: CallRequested, history: History) -> Plan | None:
+        """None: it points at a call that is open. Raises TemplateRefused."""
+        place = self._conversations.place(history, request.tools, self._open)
+        if place is None:
+            return None
+        self._conversations.asked(request.call, history, place)
+        return self._planner.plan(place, history, self._messages.tools(request.tools))
 
-    def runs_of(self, name: str) -> list[Run]:
-        """Weights versions and token counts of all that was sampled for a call so far."""
-        if name in self.tree:
-            return list(self.tree[name].versions)
-        return [(segment.weights_version, len(segment.token_ids)) for segment in self.calls[name].in_order()]
+    def _plan_raw(self, call: Call, text: str) -> Plan:
+        call.is_raw = True
+        parent, new = self._raw_prompts.ask(call.request.call, text)
+        return Plan(parent, Int32s(self._renderer.visible.encode(new)))
 
-    def _suffix(self, call: Call, place: Place, messages: list[Message]) -> list[int]:
-        tools = self._tools[call.request.tools] if call.request.tools is not None else None
-        # Examples in an episode's first prompt are no rewritten history.
-        call.is_fork = place.num_foreign > 0 and self.tree.num_roots > 0
-        if place.parent is not None:
-            parent = place.parent
-            turn = KnownTurn(lambda: self.tree.prompt_ids(parent), self.tree[parent].sampled, place.num_known)
-            suffix = self._renderer.suffix(turn, messages, tools)
-            if suffix is not None:
-                call.parent = parent
-                return suffix
-            call.is_fork = True
-        return self._renderer.render(messages, tools)
-
-    def _request(self, call: Call, suffix: list[int]) -> Event:
-        request = call.request
-        parent_tokens = 0 if call.parent is None else self.tree.num_tokens(call.parent)
-        call.prompt_tokens = parent_tokens + len(suffix)
-        room = self._max_context_tokens - call.prompt_tokens
-        if room < 1:
+    def _request(self, call: Call, request: CallRequested, suffix: Int32s) -> Event:
+        before = 0 if call.parent is None else self.tree.num_tokens(call.parent)
+        call.prompt_tokens = before + len(suffix)
+        if not call.prompt_tokens:
+            return self._refuse(call, empty_prompt())
+        if call.prompt_tokens >= self._max_context_tokens:
             return self._refuse(call, too_long(self._max_context_tokens, call.prompt_tokens))
-        sampling = request.sampling.model_copy(update={"max_tokens": min(request.sampling.max_tokens, room)})
-        call.requested = GenerationRequested(
+        call.requested = self._generation(request, call, suffix)
+        call.request = Asked.of(request, self._names)
+        self._waiting.pop(request.call, None)
+        return call.requested
+
+    def _generation(self, request: CallRequested, call: Call, suffix: Int32s) -> GenerationRequested:
+        room = self._max_context_tokens - call.prompt_tokens
+        return GenerationRequested(
             run=request.run,
             episode=request.episode,
             generation=request.call,
@@ -146,44 +157,74 @@ class Episode:
             bucket=request.bucket,
             shard=request.shard,
             parent=call.parent,
-            parent_tokens=parent_tokens,
-            suffix=Int32s(suffix),
-            sampling=sampling,
+            parent_tokens=call.prompt_tokens - len(suffix),
+            suffix=suffix,
+            sampling=request.sampling.model_copy(update={"max_tokens": min(request.sampling.max_tokens, room)}),
             stop_token_ids=self._renderer.stop_token_ids,
+            stop=request.stop,
+            stream=request.stream,
             min_weights_version=request.min_weights_version,
             seed=request.seed,
         )
-        return call.requested
 
-    def _refuse(self, call: Call, error: CallError) -> CallAnswered:
-        call.answer = refusal(call.request, error)
-        return call.answer
+    def _consequence(self, event: CallRequested) -> Event | None:
+        """What a request itself led to: a generation, or an error at once. None: it waits."""
+        call = self.calls[event.call]
+        if call.requested is not None:
+            return call.requested
+        if event.call in self.tree:
+            return self._generation(event, call, self.tree[event.call].suffix)
+        return call.refusal
+
+    def _refuse(self, call: Call, error: CallError, finish: GenerationFinish | None = None) -> CallAnswered:
+        answer = refusal(call.request, error)
+        self._close(call, finish, answer)
+        return answer
+
+    def _close(self, call: Call, finish: GenerationFinish | None, error: CallAnswered | None) -> None:
+        name = call.request.call
+        call.close(finish, error, is_turn=name in self.tree)
+        self._open.discard(name)
+        self._waiting.pop(name, None)
+        self._raw_prompts.drop(name)
 
     def _complete(self, call: Call) -> list[Event]:
         """The answer, and what it lets go on, if this call has just become complete."""
-        if call.answer is not None or call.ended is None or call.requested is None or not call.has_all_of(call.ended):
+        if call.is_answered or call.ended is None or call.requested is None or not call.has_all_of(call.ended):
             return []
-        call.answer = self._answer(call, call.requested, call.ended)
-        return [call.answer, *self._plan_waiting()]
+        return [self._commit(call, call.requested, call.ended.finish), *self._plan_waiting()]
 
-    def _answer(self, call: Call, requested: GenerationRequested, ended: GenerationEnded) -> CallAnswered:
-        if ended.finish is GenerationFinish.CONTEXT:
-            return refusal(call.request, too_long(self._max_context_tokens, call.prompt_tokens))
-        if ended.finish is GenerationFinish.REFUSED:
-            return refusal(call.request, engine_refused(call.request.call))
-        assert call.place is not None
-        turn = call.turn(requested)
-        tools = self._tools[call.request.tools] if call.request.tools and call.request.tool_choice != "none" else None
-        parsed = self._renderer.parse(turn.sampled, tools)
-        message = message_of(parsed, call.request.call)
-        self.tree.add(turn)
-        call.segments.clear()
-        self._conversations.answered(call.request.call, call.place.key, message)
-        return CallAnswered(
-            run=call.request.run,
-            episode=call.request.episode,
-            call=call.request.call,
-            message=message,
-            finish_reason=finish_reason(parsed, ended.finish),
-            usage=Usage(prompt_tokens=call.prompt_tokens, completion_tokens=len(turn.sampled)),
-        )
+    def _commit(self, call: Call, requested: GenerationRequested, finish: GenerationFinish) -> CallAnswered:
+        """The answer to a call that is complete, which becomes a turn where it is one."""
+        name = call.request.call
+        if finish is GenerationFinish.CONTEXT:
+            return self._refuse(call, too_long(self._max_context_tokens, call.prompt_tokens), finish)
+        if finish is GenerationFinish.REFUSED:
+            return self._refuse(call, engine_refused(name), finish)
+        turn = call.turn(requested.suffix)
+        if len(turn.sampled) or finish is not GenerationFinish.CANCELLED:
+            self.tree.add(turn)
+        if finish is GenerationFinish.CANCELLED:
+            return self._refuse(call, client_gone(name), finish)
+        answer = self._answer(call, turn, finish)
+        if call.is_raw:
+            visible = self._renderer.visible
+            self._raw_prompts.answered(name, visible.text(turn.sampled), visible.written(turn.sampled))
+        else:
+            self._conversations.answered(name, answer.message)
+        self._close(call, finish, None)
+        return answer
+
+    def _answer(self, call: Call, turn: Turn, finish: GenerationFinish) -> CallAnswered:
+        parsed = self._renderer.parse(turn.sampled, self._terms(call, turn.suffix))
+        return answer_of(call.request, turn, parsed, finish, self._renderer.visible, prompt_tokens=call.prompt_tokens)
+
+    def terms_of(self, call: Call) -> Terms:
+        """How the ids sampled for a planned call are read."""
+        return self._terms(call, self.tree[call.request.call].suffix if call.requested is None else call.requested.suffix)
+
+    def _terms(self, call: Call, suffix: Int32s) -> Terms:
+        request = call.request
+        tools = self._messages.tools(request.tools) if request.tool_choice != "none" else None
+        prompt_end = self.tree.prompt_end(call.parent, suffix, PROMPT_END_TOKENS)
+        return Terms(tools=tools, stop=request.stop, prompt_end=prompt_end, is_raw=call.is_raw)

@@ -1,7 +1,8 @@
 """Which message is which, however a client writes it down.
 
 Agents do not echo history byte for byte: tool arguments are re-serialised, empty content becomes null or is left out,
-reasoning is dropped. The identity of a message keeps what the model reads and forgets the rest.
+reasoning is dropped. The identity of a message keeps what the model reads and forgets the rest. What changes with each
+request and tells the model nothing (``NOISE``) is taken out of a message before anything else is done with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
+KEY_BYTES = 16
+"""Of identities and keys: 128 bits, so that two different ones never meet."""
+
+NOISE = ("x-anthropic-billing-header:",)
+"""Beginnings of texts that clients put in front of their instructions, with a value of its own in each request."""
+
+_INSTRUCTIONS = ("system", "developer")
 _POINTER = "call_"
 
 
@@ -36,7 +44,7 @@ def _part_text(part: object) -> str:
 
 
 def identity_of(message: Message) -> bytes:
-    """32 bytes that two messages share exactly when they mean the same to the model.
+    """KEY_BYTES that two messages share exactly when they mean the same to the model.
 
     Left out: ids of tool calls (they are pointers, see ``pointers_in``), reasoning, and fields the model never sees.
     """
@@ -47,7 +55,33 @@ def identity_of(message: Message) -> bytes:
         message.get("tool_call_id") if message.get("role") == "tool" else None,
         message.get("name"),
     ]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).digest()
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).digest()[:KEY_BYTES]
+
+
+def without_noise(message: Message) -> Message | None:
+    """The message itself where it holds no noise, else one without it. None: it is nothing but noise."""
+    if message.get("role") not in _INSTRUCTIONS:
+        return message
+    content = message.get("content")
+    if isinstance(content, str):
+        kept: object = _without_noisy_lines(content)
+    elif isinstance(content, list):
+        kept = [part for part in content if not _is_noise(_part_text(part))]
+    else:
+        return message
+    if kept == content:
+        return message
+    return {**message, "content": kept} if kept else None
+
+
+def _without_noisy_lines(text: str) -> str:
+    while _is_noise(text):
+        text = text.lstrip().partition("\n")[2].lstrip("\n")
+    return text
+
+
+def _is_noise(text: str) -> bool:
+    return text.lstrip().startswith(NOISE)
 
 
 def _call_identity(call: Mapping[str, Any]) -> list[object]:
@@ -66,7 +100,7 @@ def canonical_arguments(arguments: object) -> str:
 
 def chain(key: bytes, link: bytes) -> bytes:
     """The key of a conversation that goes on with one more message."""
-    return hashlib.sha256(key + link).digest()
+    return hashlib.sha256(key + link).digest()[:KEY_BYTES]
 
 
 def tool_call_id(call: str, index: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 import structlog
 
 from seamlessflow.errors import ConfigError
+from seamlessflow.text.tokenizer import ChatTokenizer
 
 from .identity import Message, text_of
+from .library_stream import LibraryStream
 from .parsing import Parsed, ToolCall
-from .rendering import KnownTurn, Renderer
+from .rendering import PLAIN, KnownTurn, Renderer, Terms, parse_raw, stream_raw
+from .streaming import Streamed
 from .template import TemplateRefused
-from .tokenizer import ChatTokenizer
+from .visible import Visible
 
 log = structlog.get_logger()
 
@@ -39,16 +43,23 @@ def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Ren
         return None
     try:
         config: Any = import_module("renderers.configs").config_from_name(known)
-        return LibraryRenderer(base.create_renderer(tokenizer, config), tokenizer)
+        keeping = config.model_copy(update={"thinking_retention": "all"})
+        return LibraryRenderer(base.create_renderer(tokenizer, config), tokenizer, base.create_renderer(tokenizer, keeping))
     except Exception as wrong:  # the package has no error class of its own
         raise ConfigError(f"no {known} renderer can be made for {tokenizer.name_or_path or 'this model'}: {wrong}") from wrong
 
 
 class LibraryRenderer:
-    """One of the package's renderers."""
+    """One of the package's renderers.
 
-    def __init__(self, renderer: Any, tokenizer: ChatTokenizer) -> None:
-        self._renderer, self._tokenizer = renderer, tokenizer
+    ``keeping``: the same one, told to keep earlier thoughts. It bridges turns, whose ids stay as they were sampled whatever
+    the template would show of them.
+    """
+
+    def __init__(self, renderer: Any, tokenizer: ChatTokenizer, keeping: Any) -> None:
+        self._renderer, self._keeping = renderer, keeping
+        self.visible = Visible(tokenizer, self.stop_token_ids)
+        self._grammar = tokenizer.grammar_ids()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -65,7 +76,7 @@ class LibraryRenderer:
         prompt, sampled = known.prompt(), list(known.sampled)
         new = [_plain(m) for m in messages[known.num_messages :]]
         try:
-            bridged = self._renderer.bridge_to_next_turn(prompt, sampled, new, tools=tools)
+            bridged = self._keeping.bridge_to_next_turn(prompt, sampled, new, tools=tools)
         except Exception as wrong:  # the package has no error class of its own
             raise TemplateRefused(f"the model's renderer refuses these messages: {wrong}") from wrong
         if bridged is None:
@@ -74,24 +85,41 @@ class LibraryRenderer:
         # The package may trim to the end of the turn; only an untouched prefix is an extension of what was sampled.
         return list(bridged.token_ids[length:]) if bridged.token_ids[:length] == prompt + sampled else None
 
-    def parse(self, sampled: Sequence[int], tools: list[Any] | None) -> Parsed:
+    def parse(self, sampled: Sequence[int], terms: Terms = PLAIN) -> Parsed:
+        if terms.is_raw:
+            return parse_raw(self.visible, sampled, terms)
+        text, stop = self.visible.said(sampled, terms.stop)
+        if stop is not None:
+            parsed = self.parse(self.visible.before(sampled, stop.start), replace(terms, stop=()))
+            return replace(parsed, stop_sequence=stop.text)
         try:
-            return self._parsed(sampled, tools)
+            return self._parsed(sampled, terms)
         except Exception as wrong:  # the package has no error class of its own, and the turn is kept whatever it says
             log.warning("turn.unparsed", num_tokens=len(sampled), reason=f"{type(wrong).__name__}: {wrong}")
-            return Parsed(self._decode(sampled))
+            return Parsed(text)
 
-    def _decode(self, sampled: Sequence[int]) -> str:
-        stops = self.stop_token_ids
-        return self._tokenizer.decode([each for each in sampled if each not in stops])
+    def streamed(self, terms: Terms = PLAIN) -> Streamed:
+        if terms.is_raw:
+            return stream_raw(self.visible, terms)
+        plain = replace(terms, stop=())
+        return LibraryStream(
+            self.visible.spoken(),
+            terms.stop,
+            parse=lambda ids: self.parse(ids, plain),
+            grammar=self._grammar,
+            with_tools=bool(terms.tools),
+        )
 
-    def _parsed(self, sampled: Sequence[int], tools: list[Any] | None) -> Parsed:
-        parsed = self._renderer.parse_response(list(sampled), tools=tools)
+    def _parsed(self, sampled: Sequence[int], terms: Terms) -> Parsed:
+        tools = terms.tools
+        parsed = self._renderer.parse_response(list(sampled), tools=tools, prompt_ids=list(terms.prompt_end) or None)
         good = [call for call in parsed.tool_calls if str(call.status) == "ok" and call.name] if tools else []
         bad = [call for call in parsed.tool_calls if call not in good]
-        content = "".join((parsed.content, *(call.raw for call in bad)))
+        # Families differ in what they strip, and some strip thoughts only once they are closed; streams need one rule.
+        content = "".join((parsed.content.strip(), *(call.raw for call in bad)))
+        reasoning = None if parsed.reasoning_content is None else parsed.reasoning_content.strip()
         calls = tuple(ToolCall(call.name, _as_text(call.arguments)) for call in good)
-        return Parsed(content, calls, parsed.reasoning_content, len(bad) if tools else 0)
+        return Parsed(content, calls, reasoning, len(bad) if tools else 0)
 
 
 def _as_text(arguments: object) -> str:

@@ -17,55 +17,46 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
-from seamlessflow.contracts import (
-    CallAnswered,
-    CallError,
-    CallRequested,
-    EpisodeEnded,
-    EpisodeEvaluated,
-    EpisodeStatus,
-    Event,
-    GenerationEnded,
-    SamplesReady,
-    SegmentSampled,
-)
+from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, GenerationEnded, SegmentSampled
 from seamlessflow.errors import Unavailable
 
 from .answers import call_refused, refusal
 from .call import Call
+from .ending import ENDED, Ending, Finished
 from .episode import Episode
-from .rendering import Renderer
-from .samples import samples_of
+from .history import HistoryMode
+from .rendering import Renderer, Terms
+from .tree import Tree
+
+__all__ = ["ENDED", "Manager", "NotYet"]
 
 NUM_REMEMBERED = 256
 """Ended episodes that can still repeat what they said; older ones are read again from the journal."""
-
-ENDED = CallError(status=409, code="episode_ended", message="this episode is over; nothing more is sampled for it")
+REMEMBERED_TOKENS = 2_000_000
+"""Tokens that their trees may hold together; the last one stays whatever its size."""
 
 
 class NotYet(Unavailable):
     """Older events of the episode are missing; reading it again from the journal helps, and waiting may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """What an ended episode's events would say again."""
-
-    closing: list[Event]
-    answers: dict[str, CallAnswered]
-    """Of calls that were complete before the end."""
-    replies: dict[str, str]
-
-
 class Manager:
     """See the module docstring. Pure: no clock, no bus."""
 
-    def __init__(self, renderer: Renderer, max_context_tokens: int, num_remembered: int = NUM_REMEMBERED) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        max_context_tokens: int,
+        history: HistoryMode = "as_sampled",
+        *,
+        num_remembered: int = NUM_REMEMBERED,
+        remembered_tokens: int = REMEMBERED_TOKENS,
+    ) -> None:
         self._renderer = renderer
         self._max_context_tokens = max_context_tokens
-        self._num_remembered = num_remembered
+        self._history = history
+        self._num_remembered, self._remembered_tokens = num_remembered, remembered_tokens
         self._open: dict[str, Episode] = {}
         self._recent: OrderedDict[str, Finished] = OrderedDict()
         self._ended: set[str] = set()
@@ -101,6 +92,29 @@ class Manager:
             return self._end_without_samples(event)
         return []
 
+    def ending(self, event: EpisodeEnded, *, settled: bool = False) -> Ending | None:
+        """What ``apply`` would judge of an end, for ``close``; None: it is judged already. Raises NotYet as ``apply`` does.
+
+        In between the judgement may be made in another thread, while no other event of the episode is applied.
+        """
+        if event.episode in self._ended:
+            return None
+        episode = self._open.get(event.episode) or self._new_episode()
+        is_open = event.num_calls > len(episode.calls) or any(not call.is_answered for call in episode.calls.values())
+        if is_open and not settled:
+            # Tokens of calls that are cut off count up to the end's place in the journal, whatever the order of delivery.
+            raise NotYet(f"episode {event.episode} ends with open calls; its journal decides what they sampled")
+        return Ending(event, episode)
+
+    def close(self, ending: Ending, judgement: Event) -> list[Event]:
+        """The consequences of an end, whose ``judge`` gave the judgement; from here on the episode has ended."""
+        finished = Finished([*ending.refusals(), judgement], ending.episode, ending.num_tokens)
+        return self._remember(ending.event.episode, finished)
+
+    def finished_tree(self, episode: str) -> Tree | None:
+        """The tree of an episode that has ended not long ago. None: it is no longer here."""
+        return self._recent[episode].episode.tree if episode in self._recent else None
+
     def forget(self, episode: str) -> None:
         """Drop all that is known of an episode, so that its events can be applied from the beginning."""
         self._open.pop(episode, None)
@@ -118,11 +132,19 @@ class Manager:
         """Where a call's answer is hinted to; empty when unknown."""
         if episode in self._open and call in self._open[episode].calls:
             return self._open[episode].calls[call].request.reply
-        return self._recent[episode].replies.get(call, "") if episode in self._recent else ""
+        return self._recent[episode].reply(call) if episode in self._recent else ""
 
     def call(self, episode: str, call: str) -> Call | None:
         """A call of an open episode."""
         return self._open[episode].calls.get(call) if episode in self._open else None
+
+    @property
+    def renderer(self) -> Renderer:
+        return self._renderer
+
+    def terms_of(self, call: Call) -> Terms:
+        """How a planned call of an open episode is read."""
+        return self._open[call.request.episode].terms_of(call)
 
     def episode(self, episode: str) -> Episode | None:
         """An open episode."""
@@ -130,17 +152,20 @@ class Manager:
 
     def _on_call_requested(self, event: CallRequested) -> list[Event]:
         if event.episode in self._ended:
-            return [self._finished(event.episode).answers.get(event.call) or refusal(event, ENDED)]
+            return [self._finished(event.episode).answer(event.call) or refusal(event, ENDED)]
         episode = self._open_episode(event.episode)
         consequences = episode.ask(event)
-        if episode.calls[event.call].consequence is None:
+        if not episode.is_planned(event.call):
             raise NotYet(f"call {event.call} of episode {event.episode} refers to messages or turns that have not come yet")
         return consequences
 
     def _open_episode(self, name: str) -> Episode:
         if name not in self._open:
-            self._open[name] = Episode(self._renderer, self._max_context_tokens)
+            self._open[name] = self._new_episode()
         return self._open[name]
+
+    def _new_episode(self) -> Episode:
+        return Episode(self._renderer, self._max_context_tokens, self._history)
 
     def _on_segment_sampled(self, event: SegmentSampled) -> list[Event]:
         if event.episode in self._ended:
@@ -149,7 +174,7 @@ class Manager:
 
     def _on_generation_ended(self, event: GenerationEnded) -> list[Event]:
         if event.episode in self._ended:
-            answer = self._finished(event.episode).answers.get(event.generation)
+            answer = self._finished(event.episode).answer(event.generation)
             return [] if answer is None else [answer]
         consequences = self._episode_with(event).ended(event)
         if not consequences:
@@ -171,70 +196,23 @@ class Manager:
         return self._recent[episode]
 
     def _on_episode_ended(self, event: EpisodeEnded, settled: bool) -> list[Event]:
-        if event.episode in self._ended:
+        ending = self.ending(event, settled=settled)
+        if ending is None:
             return list(self._finished(event.episode).closing)
-        episode = self._open.get(event.episode) or Episode(self._renderer, self._max_context_tokens)
-        if not settled and (event.num_calls > len(episode.calls) or any(c.answer is None for c in episode.calls.values())):
-            # Tokens of calls that are cut off count up to the end's place in the journal, whatever the order of delivery.
-            raise NotYet(f"episode {event.episode} ends with open calls; its journal decides what they sampled")
-        return self._close(event.episode, _finish(event, episode))
+        return self.close(ending, ending.judge())
 
     def _end_without_samples(self, event: EpisodeEnded) -> list[Event]:
         if event.episode in self._recent:  # it was judged, and what it led to could not be said
-            finished = self._recent[event.episode]
-            return self._close(event.episode, replace(finished, closing=[_without_samples(each) for each in finished.closing]))
-        episode = self._open.get(event.episode) or Episode(self._renderer, self._max_context_tokens)
-        return self._close(event.episode, _finish(event, episode, has_samples=False))
+            return self._remember(event.episode, self._recent[event.episode].without_samples())
+        ending = Ending(event, self._open.get(event.episode) or self._new_episode(), has_samples=False)
+        return self.close(ending, ending.judge())
 
-    def _close(self, episode: str, finished: Finished) -> list[Event]:
+    def _remember(self, episode: str, finished: Finished) -> list[Event]:
         self._open.pop(episode, None)
         self._ended.add(episode)
         self._recent[episode] = finished
-        while len(self._recent) > self._num_remembered:
-            self._recent.popitem(last=False)
+        num_tokens = sum(each.num_tokens for each in self._recent.values())
+        while len(self._recent) > self._num_remembered or (num_tokens > self._remembered_tokens and len(self._recent) > 1):
+            _, oldest = self._recent.popitem(last=False)
+            num_tokens -= oldest.num_tokens
         return list(finished.closing)
-
-
-def _without_samples(event: Event) -> Event:
-    if not isinstance(event, SamplesReady):
-        return event
-    return event.model_copy(update={"samples": (), "num_undelivered": event.num_sampled})
-
-
-def _finish(event: EpisodeEnded, episode: Episode, *, has_samples: bool = True) -> Finished:
-    calls = episode.calls
-    closing: list[Event] = [refusal(call.request, ENDED) for call in calls.values() if call.answer is None]
-    unanswered = {name for name, call in calls.items() if call.answer is None or call.answer.error is not None}
-    undelivered = {*event.undelivered, *unanswered} if has_samples else set(calls)
-    closing.append(_judgement(event, episode, undelivered, has_samples=has_samples))
-    answers = {name: call.answer for name, call in calls.items() if call.answer is not None}
-    return Finished(closing, answers, {name: call.request.reply for name, call in calls.items()})
-
-
-def _judgement(event: EpisodeEnded, episode: Episode, undelivered: set[str], *, has_samples: bool) -> Event:
-    """SamplesReady or EpisodeEvaluated."""
-    runs = {name: episode.runs_of(name) for name in episode.calls}
-    sampled = {name: sum(count for _, count in each) for name, each in runs.items()}
-    if event.origin.evaluation is not None:
-        return EpisodeEvaluated(
-            run=event.run,
-            episode=event.episode,
-            origin=event.origin,
-            status=event.status,
-            reward=event.reward,
-            num_sampled=sum(sampled.values()),
-            weights_versions=tuple(sorted({version for each in runs.values() for version, count in each if count})),
-        )
-    trainable = has_samples and event.status is EpisodeStatus.COMPLETED
-    return SamplesReady(
-        run=event.run,
-        episode=event.episode,
-        origin=event.origin,
-        status=event.status,
-        reward=event.reward,
-        samples=samples_of(episode.tree, undelivered) if trainable else (),
-        num_sampled=sum(sampled.values()),
-        num_undelivered=sum(sampled.get(name, 0) for name in undelivered),
-        num_roots=episode.tree.num_roots,
-        num_forks=episode.tree.num_forks,
-    )

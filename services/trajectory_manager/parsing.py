@@ -1,6 +1,8 @@
 """Sampled text to an assistant's message: ``<tool_call>`` blocks of JSON, as Qwen, Hermes and our tiny model write them.
 
 A block that is not what it should be comes back raw as content: the turn is kept, and the agent sees what was said.
+Nothing at the beginning of reasoning or content depends on what comes after it, newlines around thoughts and white space
+before calls apart, so that a text can be shown while it is sampled; see streaming.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 
+THINK, THOUGHT, CALL = "<think>", "</think>", "<tool_call>"
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
@@ -30,12 +33,17 @@ class Parsed:
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
     num_malformed: int = 0
+    stop_sequence: str | None = None
+    """The stop text it was cut at."""
 
 
-def parse_text(text: str, *, with_tools: bool) -> Parsed:
-    """``with_tools`` False: nobody offered tools, so whatever looks like a call is text."""
-    reasoning, content = _split_reasoning(text)
-    if not with_tools or "<tool_call>" not in content:
+def parse_text(text: str, *, with_tools: bool, is_thinking: bool = False) -> Parsed:
+    """``with_tools`` False: nobody offered tools, so whatever looks like a call is text.
+
+    ``is_thinking``: the prompt has opened the thoughts already. Thoughts that are not closed are all there is.
+    """
+    reasoning, content = _split_reasoning(text, is_thinking=is_thinking)
+    if not with_tools or CALL not in content:
         return Parsed(content, reasoning=reasoning)
     calls: list[ToolCall] = []
     malformed = 0
@@ -50,16 +58,16 @@ def parse_text(text: str, *, with_tools: bool) -> Parsed:
         return ""
 
     rest = _BLOCK.sub(take, content)
-    if rest.rfind("<tool_call>") > rest.rfind("</tool_call>"):
+    if rest.rfind(CALL) > rest.rfind("</tool_call>"):
         malformed += 1  # opened and never closed
-    return Parsed(rest.strip() if calls else content, tuple(calls), reasoning, malformed)
+    return Parsed(rest.rstrip() if calls else content, tuple(calls), reasoning, malformed)
 
 
-def _split_reasoning(text: str) -> tuple[str | None, str]:
-    if text.startswith("<think>") and "</think>" in text:
-        reasoning, _, content = text.removeprefix("<think>").partition("</think>")
-        return reasoning.strip("\n"), content.lstrip("\n")
-    return None, text
+def _split_reasoning(text: str, *, is_thinking: bool) -> tuple[str | None, str]:
+    if not is_thinking and not text.startswith(THINK):
+        return None, text
+    reasoning, _, content = text.removeprefix(THINK).partition(THOUGHT)
+    return reasoning.strip("\n"), content.lstrip("\n")
 
 
 def parse_call(block: str) -> ToolCall | None:

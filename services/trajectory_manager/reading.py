@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -26,6 +28,8 @@ from .rendering import Renderer, load_renderer
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.5
+RECENT_SECONDS = 6.0
+"""Of a shard's events, how many of the newest are looked at again by who takes it over."""
 
 
 async def fetch_renderer(store: Store, run: str, config: RunConfig, work_dir: Path) -> Renderer:
@@ -52,15 +56,23 @@ async def read_events(bus: Bus, speaker: Speaker, run: str, filters: Sequence[st
             log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
 
 
-async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: Manager) -> int:
-    """Bring a manager to where the journal is; returns how many events it took.
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """``recent``: what the newest events lead to. A manager that died may have been delivered them and said nothing."""
+
+    num_events: int
+    recent: list[Event]
+
+
+async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: Manager) -> Folded:
+    """Bring a manager to where the journal is.
 
     Only open episodes are read: the ends come first, by subject alone, and ended episodes are kept as names.
     """
     ended_subject = subject_filter(EpisodeEnded, run=run, shard=shard)
     ended = {record.subject.split(".")[4] async for record in bus.read(journal(run), filters=(ended_subject,))}
     manager.mark_ended(ended)
-    taken = 0
+    taken, recent = 0, deque[tuple[float, list[Event]]]()
     async for record in bus.read(journal(run), filters=shard_filters(run, shard)):
         if _episode_of(record.subject) in ended:
             continue
@@ -69,9 +81,12 @@ async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: 
         except BadInput as wrong:
             log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
             continue
-        consequences_of(manager, event)
+        recent.append((record.time, consequences_of(manager, event)))
+        while recent[0][0] < record.time - RECENT_SECONDS:
+            recent.popleft()
         taken += 1
-    return taken
+        await asyncio.sleep(0)  # the presence is renewed meanwhile, and other shards are served
+    return Folded(taken, [event for _, events in recent for event in events])
 
 
 async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Manager) -> None:

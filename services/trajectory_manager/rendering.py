@@ -8,16 +8,22 @@ later turn adds only the tokens after them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from seamlessflow.errors import ConfigError
+from seamlessflow.text.tokenizer import ChatTokenizer, read_json
 
 from .identity import Message
-from .parsing import Parsed, parse_text
-from .template import ChatTemplate
-from .tokenizer import ChatTokenizer, read_json
+from .parsing import THINK, Parsed, parse_text
+from .redisplay import end_of_turn
+from .streaming import Parts, Streamed, TextStream
+from .template import ChatTemplate, TemplateRefused
+from .visible import Visible
+
+PROMPT_END_TOKENS = 64
+"""Ids of a prompt's end in which the assistant's header is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +31,37 @@ class KnownTurn:
     """The turn that a conversation goes on from."""
 
     prompt: Callable[[], list[int]]
-    """All ids before the sampled ones. A function, since most renderers can do without."""
+    """The last ids before the sampled ones, the assistant's header among them. A function, since not every renderer reads
+    them."""
     sampled: Sequence[int]
     num_messages: int
     """How many of the conversation's messages are up to and including this turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What of a call decides how its answer's ids are read."""
+
+    tools: list[Any] | None = None
+    """Tools that may be called; None: what looks like a call is text."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer and are no part of it."""
+    prompt_end: tuple[int, ...] = ()
+    """The last ids before the sampled ones, the assistant's header among them: a template may open the thoughts there."""
+    is_raw: bool = False
+    """A completion without any template: its text is all there is."""
+
+
+PLAIN = Terms()
+
+
 class Renderer(Protocol):
     """Pure: the same answer for the same arguments."""
+
+    @property
+    def visible(self) -> Visible:
+        """The ids' text."""
+        ...
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -46,12 +75,17 @@ class Renderer(Protocol):
     def suffix(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
         """The ids between a known turn's last sampled token and the next turn. ``messages``: the whole conversation.
 
-        None: the template shows an earlier turn differently now, so there is no exact prefix. Raises TemplateRefused.
+        However the template shows earlier turns now, their ids stay. None: it does not show where the turn ends. Raises
+        TemplateRefused.
         """
         ...
 
-    def parse(self, sampled: Sequence[int], tools: list[Any] | None) -> Parsed:
+    def parse(self, sampled: Sequence[int], terms: Terms = PLAIN) -> Parsed:
         """What a turn's ids say. Never raises: malformed calls are content."""
+        ...
+
+    def streamed(self, terms: Terms = PLAIN) -> Streamed:
+        """The same while it is sampled; what it shows is what ``parse`` of all the ids begins with."""
         ...
 
 
@@ -63,8 +97,7 @@ class TemplateRenderer:
             raise ConfigError("the model names no end-of-turn token (eos_token in tokenizer_config or generation_config)")
         self._tokenizer, self._template = tokenizer, template
         self._stops = tuple(sorted(set(stop_token_ids)))
-        kept = {"<tool_call>", "</tool_call>", "<think>", "</think>"}
-        self._hidden = {i for i, text in tokenizer.special.items() if text not in kept} | set(self._stops)
+        self.visible = Visible(tokenizer, self._stops)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -74,13 +107,33 @@ class TemplateRenderer:
         return self._tokenizer.encode(self._template.render(messages, tools, add_generation_prompt=True))
 
     def suffix(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
-        before = self._template.render(messages[: known.num_messages], tools, add_generation_prompt=False)
-        after = self._template.render(messages, tools, add_generation_prompt=True)
-        end = max(((before.rfind(self._tokenizer.token(stop)), stop) for stop in self._stops), default=(-1, -1))
-        if end[0] < 0 or not after.startswith(before):
-            return None
+        found = self._as_before(known, messages, tools) or self._redisplayed(known, messages, tools)
         # What follows the turn's own text: its close token, what the template puts behind it, and the new messages.
-        return self._after_close(known, end[1], after[end[0] :])
+        return None if found is None else self._after_close(known, *found)
+
+    def _as_before(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> tuple[int, str] | None:
+        """The close token of the turn and the text from it on, where the turn is shown as when it was the last message."""
+        for start in self._template.starts(known.num_messages):
+            before = self._template.render(messages[: known.num_messages], tools, add_generation_prompt=False, start=start)
+            end = max(((before.rfind(self._tokenizer.token(stop)), stop) for stop in self._stops), default=(-1, -1))
+            if end[0] >= 0:
+                after = self._template.render(messages, tools, add_generation_prompt=True, start=start)
+                return (end[1], after[end[0] :]) if after.startswith(before) else None
+        return None
+
+    def _redisplayed(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> tuple[int, str] | None:
+        """The same where the template shows the turn, or what is before it, otherwise now: it still ends somewhere."""
+        start, texts = self._template.starts(known.num_messages)[0], {self._tokenizer.token(stop): stop for stop in self._stops}
+        try:
+            found = end_of_turn(
+                lambda changed: self._template.render(changed, tools, add_generation_prompt=True, start=start),
+                messages,
+                known.num_messages,
+                texts,
+            )
+        except TemplateRefused:  # what was changed in order to see where the turn ends
+            return None
+        return None if found is None else (texts[found[1]], found[0])
 
     def _after_close(self, known: KnownTurn, close: int, text: str) -> list[int] | None:
         """``text`` begins with the close token, a hard boundary: what is before it does not change its encoding."""
@@ -91,9 +144,32 @@ class TemplateRenderer:
         was_closed = len(known.sampled) > 0 and known.sampled[-1] == close
         return ids[1:] if was_closed else ids
 
-    def parse(self, sampled: Sequence[int], tools: list[Any] | None) -> Parsed:
-        text = self._tokenizer.decode([i for i in sampled if i not in self._hidden])
-        return parse_text(text, with_tools=bool(tools))
+    def parse(self, sampled: Sequence[int], terms: Terms = PLAIN) -> Parsed:
+        if terms.is_raw:
+            return parse_raw(self.visible, sampled, terms)
+        text, stop = self.visible.said(sampled, terms.stop)
+        parsed = parse_text(text, with_tools=bool(terms.tools), is_thinking=self._is_thinking(terms))
+        return parsed if stop is None else replace(parsed, stop_sequence=stop.text)
+
+    def streamed(self, terms: Terms = PLAIN) -> Streamed:
+        if terms.is_raw:
+            return stream_raw(self.visible, terms)
+        parts = Parts(with_tools=bool(terms.tools), is_thinking=self._is_thinking(terms))
+        return TextStream(self.visible.spoken(), terms.stop, parts)
+
+    def _is_thinking(self, terms: Terms) -> bool:
+        return self.visible.written(terms.prompt_end).rstrip().endswith(THINK)
+
+
+def parse_raw(visible: Visible, sampled: Sequence[int], terms: Terms) -> Parsed:
+    """A completion without a template."""
+    text, stop = visible.said(sampled, terms.stop)
+    return Parsed(text, stop_sequence=None if stop is None else stop.text)
+
+
+def stream_raw(visible: Visible, terms: Terms) -> Streamed:
+    """The same, read along."""
+    return TextStream(visible.spoken(), terms.stop, None)
 
 
 def load_renderer(folder: Path, model_name: str = "") -> Renderer:

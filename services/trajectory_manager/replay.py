@@ -51,7 +51,7 @@ async def replay_run(bus: Bus, store: Store, run: str) -> Comparison:
         renderer = load_renderer(Path(scratch), config.model.name)
     filters = (*shard_filters(run, "*"), *(subject_filter(kind, run=run) for kind in (*SAID, RunEnded)))
     events = [each async for each in read_events(bus, speaker, run, filters)]
-    return await asyncio.to_thread(replay, events, Manager(renderer, config.model.max_context_tokens))
+    return await asyncio.to_thread(replay, events, Manager(renderer, config.model.max_context_tokens, config.sampling.history))
 
 
 def report(compared: Comparison) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from seamlessflow.contracts import Float32s, Sample
+from seamlessflow.contracts import Float32s, Int32s, Sample
 
-from .tree import Run, Tree, Turn, join, merge_runs
+from .tree import Run, Tree, Turn, merge_runs
 
 
 def samples_of(tree: Tree, undelivered: Collection[str] = ()) -> tuple[Sample, ...]:
@@ -21,7 +21,7 @@ def samples_of(tree: Tree, undelivered: Collection[str] = ()) -> tuple[Sample, .
     samples = []
     for leaf in leaves(tree, undelivered):
         path = tree.path(leaf)
-        fresh = {turn.call for turn in path if turn.call not in trained and len(turn.sampled)}
+        fresh = {turn.call for turn in path if turn.call not in trained and turn.num_sampled}
         if fresh:
             trained |= fresh
             samples.append(_sample(path, fresh))
@@ -30,15 +30,16 @@ def samples_of(tree: Tree, undelivered: Collection[str] = ()) -> tuple[Sample, .
 
 def leaves(tree: Tree, undelivered: Collection[str]) -> Iterator[str]:
     """Turns that nothing trainable goes on from, depth first; branches without a trainable turn are left out."""
-    trainable = {turn.call for turn in tree if turn.call not in undelivered and len(turn.sampled)}
+    trainable = {turn.call for turn in tree if turn.call not in undelivered and turn.num_sampled}
+    children = tree.children()
     keeps: set[str | None] = set()
     for turn in reversed(list(tree)):  # children come after their parents
-        if turn.call in trainable or any(child in keeps for child in tree.children(turn.call)):
+        if turn.call in trainable or any(child in keeps for child in children[turn.call]):
             keeps.add(turn.call)
-    stack: list[str] = [call for call in reversed(tree.children(None)) if call in keeps]
+    stack: list[str] = [call for call in reversed(children[None]) if call in keeps]
     while stack:
         call = stack.pop()
-        further = [child for child in tree.children(call) if child in keeps]
+        further = [child for child in children[call] if child in keeps]
         if not further:
             yield call
         stack.extend(reversed(further))
@@ -50,14 +51,14 @@ def _sample(path: list[Turn], fresh: set[str]) -> Sample:
     runs: list[Run] = []
     position = 0
     for turn in path:
-        start = position + len(turn.suffix)
-        position = start + len(turn.sampled)
+        position += turn.num_tokens
+        start = position - turn.num_sampled
         if turn.call in fresh:
             spans.append((start, position))
             logprobs.append(turn.logprobs.to_bytes())
             runs.extend(turn.versions)
     return Sample(
-        token_ids=join(part for turn in path for part in (turn.suffix, turn.sampled)),
+        token_ids=Int32s.from_bytes(b"".join(turn.raw_ids for turn in path)),
         spans=tuple(spans),
         logprobs=Float32s.from_bytes(b"".join(logprobs)),
         versions=merge_runs(runs),

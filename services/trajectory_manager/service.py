@@ -1,16 +1,20 @@
-"""The service around the manager: joins the run that its lease names, folds the journal, then handles its shards' queue.
+"""The service around the manager: does as its lease says, and handles the queues of its shards.
 
-    lease ─▶ run document ─▶ model folder ─▶ fold ─▶ queue, one event after the other ─▶ said, hinted, acknowledged
+    lease ─▶ membership (run, model, fold) ─▶ queue, one event after the other ─▶ said, hinted, acknowledged
 
-A new lease for another run or other shards leaves the queue in order first. All state is the fold: a killed process loses
-nothing, and what it had not acknowledged comes again. A run whose model has no usable tokenizer or template is asked to
-end, saying why.
+A new lease leaves what it no longer names in order, says so (the epoch in our presence: now others may be given it), and
+joins what is new; other shards go on. All state is the fold: a killed process loses nothing, and what it had not
+acknowledged comes again.
+
+No two processes judge one shard's events, for each would miss what the other took. So a process judges only while it is
+sure of its shards: its presence was renewed all the time, at intervals shorter than the scheduler waits before it gives
+them to another, or its lease was read again since. One that stood still for longer may have lost and got back a shard
+without knowing; its lease's epoch tells, and then it reads everything again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -27,20 +31,25 @@ from seamlessflow.contracts import (
     Service,
 )
 from seamlessflow.contracts.streams import consumer_name, queue_stream
-from seamlessflow.errors import BadInput
-from seamlessflow.runtime import Context, HandlerTable, LeaseWatch, read_run, stop_run
+from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.runtime import Context, HandlerTable, LeaseWatch
+from seamlessflow.runtime.presence import HOLDER_SECONDS
+from seamlessflow.telemetry import count
 
+from .deltas import Deltas
 from .manager import Manager, NotYet
-from .reading import fetch_renderer, fold_shard, refold_episode
+from .membership import Membership, Tenure
+from .reading import refold_episode
+from .settling import Settling
+from .shelf import TreeShelf
 from .speaking import AnsweringInbox, AnsweringSpeaker
 
 log = structlog.get_logger()
 
 CREDIT = 256
 """Deliveries a shard holds at a time; they are judged one after the other and said side by side."""
-
-Shards = tuple[str, tuple[str, ...]]
-"""A run, and which of its shards we hold."""
+LARGE_TOKENS = 4096
+"""Tokens of a tree from which on its samples are made in a thread: below, handing over takes longer than the work."""
 
 
 class TrajectoryManager:
@@ -48,84 +57,67 @@ class TrajectoryManager:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._member_of: Shards | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._failed: asyncio.Future[None] | None = None
+        self._watch = LeaseWatch(context.bus, context.settings.node, self.on_lease)
+        self._epoch = 0
+        self._membership: Membership | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Serve until stopped, then leave in order. Raises what a run's service failed with."""
-        self._failed = asyncio.get_running_loop().create_future()
+        self._context.presence.every_seconds = HOLDER_SECONDS
         self._context.presence.update(state="waits for a lease")
-        watch = LeaseWatch(self._context.bus, self._context.settings.node, self.on_lease)
         try:
-            await self._context.until_stopped(watch.run(), _outcome(self._failed))
+            await self._context.until_stopped(self._watch.run(), _outcome(self._failed))
         finally:
             await self._leave()
 
     async def on_lease(self, lease: Lease) -> None:
         """Join, change or leave a run as the lease says; the same run and shards change nothing."""
-        wanted = None if lease.run is None else (lease.run, tuple(sorted(lease.tags)))
-        if wanted == self._member_of:
-            return
-        await self._leave()
-        self._member_of = wanted
-        if wanted is None:
+        missed, self._epoch = lease.epoch > self._epoch + 1, lease.epoch
+        if self._membership is not None and self._membership.run != lease.run:
+            await self._leave()
+        wanted = frozenset() if lease.run is None else frozenset(lease.tags)
+        if self._membership is not None:
+            # Between two leases that we saw a shard may have been another's.
+            await self._membership.leave(self._membership.shards - (frozenset() if missed else wanted))
+        self._context.presence.update(epoch=lease.epoch)
+        if lease.run is None:
             self._context.presence.update(state="waits for a run")
             return
-        self._task = asyncio.create_task(self._serve(*wanted))
-        self._task.add_done_callback(self._on_served)
+        if self._membership is None:
+            self._membership = Membership(self._context, lease.run, self._consume, self._is_sure, self._failed)
+        for shard in sorted(wanted - self._membership.shards):
+            self._membership.join(shard)
 
     async def _leave(self) -> None:
-        task, self._task, self._member_of = self._task, None, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            await membership.end()
+            log.info("run.left", run=membership.run)
 
-    def _on_served(self, task: asyncio.Task[None]) -> None:
-        failed = self._failed
-        if not task.cancelled() and failed is not None and not failed.done() and (wrong := task.exception()):
-            failed.set_exception(wrong)
+    async def _consume(self, tenure: Tenure, manager: Manager, recent: list[Event]) -> Subscription:
+        member = RunMember(self._context, manager, tenure.until_sure)
+        subscription = await member.consume(tenure.run, tenure.shard)
+        await member.say_again(recent)
+        return subscription
 
-    async def _serve(self, run: str, shards: tuple[str, ...]) -> None:
-        """Until cancelled."""
-        context = self._context
-        try:
-            context.presence.update(state=f"waits for run {run}")
-            config = await read_run(context.speaker, run)
-            context.presence.update(state=f"waits for the model of {run}")
-            renderer = await fetch_renderer(context.store, run, config, context.settings.work_dir)
-        except BadInput as wrong:
-            await self._give_up(run, str(wrong))
-            return
-        manager = Manager(renderer, config.model.max_context_tokens)
-        member = RunMember(context, manager)
-        subscriptions: list[Subscription] = []
-        try:
-            for shard in shards:
-                began = time.monotonic()
-                num_events = await fold_shard(context.bus, context.speaker, run, shard, manager)
-                log.info("shard.folded", run=run, shard=shard, num_events=num_events, wall_seconds=time.monotonic() - began)
-                subscriptions.append(await member.consume(run, shard))
-            context.presence.update(state=f"serves run {run}, shards {', '.join(shards)}")
-            await asyncio.Event().wait()
-        finally:
-            # Shielded: a second cancellation must not strand deliveries.
-            await asyncio.shield(asyncio.gather(*(subscription.leave() for subscription in subscriptions)))
-            log.info("run.left", run=run, shards=shards)
-
-    async def _give_up(self, run: str, reason: str) -> None:
-        """We can never serve this run: ask for its orderly end, and wait for the lease that takes us out of it."""
-        log.error("run.cannot_be_served", run=run, reason=reason)
-        self._context.presence.update(state=f"failed: {reason}"[:300])
-        await stop_run(self._context.speaker, Service.TRAJECTORY_MANAGER, run, reason)
+    def _is_sure(self) -> bool:
+        """Whether this process may judge; see the module docstring. If not, that is seen to."""
+        sure = self._watch.looked_at >= self._context.presence.unbroken_since
+        if not sure:
+            self._watch.look_soon()
+        return sure
 
 
 class RunMember:
     """Handlers of one run."""
 
-    def __init__(self, context: Context, manager: Manager) -> None:
-        self._context, self._manager = context, manager
-        self._speaker = AnsweringSpeaker(context.bus, context.store, manager.reply_of)
+    def __init__(self, context: Context, manager: Manager, until_sure: Callable[[], Awaitable[None]]) -> None:
+        self._context, self._manager, self._until_sure = context, manager, until_sure
+        self._shelf = TreeShelf(context.store)
+        self._settling = Settling()
+        self._deltas = Deltas(manager.renderer, manager.terms_of)
+        self._speaker = AnsweringSpeaker(context.bus, context.store, manager.reply_of, self._deltas.answered)
         self._inbox = AnsweringInbox(context.bus, self._speaker, context.store, Service.TRAJECTORY_MANAGER, manager.give_up)
         handler: Callable[[Event], Awaitable[list[Event]]] = self.on_event
         self.table: HandlerTable = dict.fromkeys((CallRequested, SegmentSampled, GenerationEnded, EpisodeEnded), handler)
@@ -136,17 +128,47 @@ class RunMember:
         part = consumer_name(Service.TRAJECTORY_MANAGER, shard)
         return await self._inbox.consume(queue, part, self.table, credit=CREDIT, serial=True)
 
+    async def say_again(self, events: list[Event]) -> None:
+        """What a manager that died may not have said; else who waits for it waits until its deliveries come again."""
+        try:
+            for at in range(0, len(events), CREDIT):
+                await asyncio.gather(*(self._speaker.say(event) for event in events[at : at + CREDIT]))
+        except SeamlessFlowError as wrong:
+            log.warning("answers.delayed", reason=str(wrong))
+
     async def on_event(self, event: Event) -> list[Event]:
         """What an event leads to. Where older events are missing here, the episode's journal is read again first."""
+        await self._until_sure()
         try:
-            consequences = self._manager.apply(event)
+            consequences = await self._apply(event)
         except NotYet as missing:
             log.debug("episode.refolded", reason=str(missing))
             await refold_episode(self._context.bus, self._speaker, event, self._manager)
-            consequences = self._manager.apply(event)
+            consequences = await self._apply(event)
+        if isinstance(event, SegmentSampled):
+            await self._show(event)
         for consequence in consequences:
             self._note(consequence)
+        self._settling.tick()
         return consequences
+
+    async def _apply(self, event: Event) -> list[Event]:
+        """What an event leads to. Samples of a large tree are made in a thread; its episode's other events wait meanwhile."""
+        ending = self._manager.ending(event) if isinstance(event, EpisodeEnded) else None
+        if ending is None:
+            consequences = self._manager.apply(event)
+        else:
+            is_large = ending.num_tokens > LARGE_TOKENS
+            consequences = self._manager.close(ending, await asyncio.to_thread(ending.judge) if is_large else ending.judge())
+        if isinstance(event, EpisodeEnded) and (tree := self._manager.finished_tree(event.episode)):
+            self._shelf.put(event.run, event.episode, tree)
+        return consequences
+
+    async def _show(self, event: SegmentSampled) -> None:
+        """To who reads along: at once, since these tokens are stored."""
+        call = self._manager.call(event.episode, event.generation)
+        if call is not None and (delta := self._deltas.after_segment(call)) is not None:
+            await self._speaker.hint_delta(delta, call.request.reply)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, CallAnswered):
@@ -156,8 +178,18 @@ class RunMember:
             return
         generation = getattr(event, "generation", "")
         call = self._manager.call(getattr(event, "episode", ""), generation)
-        if call is not None and call.is_fork and call.answer is None:
-            log.info("tree.forked", episode=call.request.episode, call=generation, prompt_tokens=call.prompt_tokens)
+        if call is not None and call.cause is not None and not call.is_answered:
+            count("forks", call.cause)
+            count("reprefilled_tokens", call.cause, call.reprefilled_tokens)
+            log.info(
+                "tree.forked",
+                episode=call.request.episode,
+                call=generation,
+                cause=call.cause.value,
+                parent=call.parent,
+                prompt_tokens=call.prompt_tokens,
+                reprefilled_tokens=call.reprefilled_tokens,
+            )
 
 
 async def _outcome(failed: asyncio.Future[None]) -> None:

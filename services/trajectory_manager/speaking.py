@@ -1,4 +1,7 @@
-"""Saying answers: stored first, then hinted to the gateway that waits; also when the event behind one is dead-lettered."""
+"""Saying answers: stored first, then hinted to the gateway that waits; also when the event behind one is dead-lettered.
+
+Their text is hinted before, as it is sampled, where somebody reads along.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import structlog
 from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus, Delivery, Stored
 from seamlessflow.codec import encode
-from seamlessflow.contracts import CallAnswered, Event, Service
+from seamlessflow.contracts import AnswerDelta, CallAnswered, Event, Service
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.runtime import Inbox, Speaker
 
@@ -21,16 +24,26 @@ log = structlog.get_logger()
 class AnsweringSpeaker(Speaker):
     """A speaker that hints each answer once it is in the journal, also when it was there already."""
 
-    def __init__(self, bus: Bus, store: Store, reply_of: Callable[[str, str], str]) -> None:
-        """``reply_of(episode, call)``: the inbox of the waiting gateway, or an empty string."""
+    def __init__(
+        self, bus: Bus, store: Store, reply_of: Callable[[str, str], str], on_answer: Callable[[CallAnswered], None]
+    ) -> None:
+        """``reply_of(episode, call)``: the inbox of the waiting gateway, or an empty string. ``on_answer``: told of each."""
         super().__init__(bus, store)
-        self._hint, self._reply_of = bus.hint, reply_of
+        self._hint, self._reply_of, self._on_answer = bus.hint, reply_of, on_answer
 
     async def say(self, event: Event) -> Stored | None:
         stored = await super().say(event)
         if isinstance(event, CallAnswered):
+            self._on_answer(event)
             await self._hint_answer(event, is_ours=stored is not None and not stored.duplicate)
         return stored
+
+    async def hint_delta(self, delta: AnswerDelta, reply: str) -> None:
+        """Text of an answer that is not there yet, of tokens that are stored. May be lost; then the answer brings it."""
+        try:
+            await self._hint(reply, encode(delta))
+        except SeamlessFlowError as wrong:
+            log.warning("delta.not_hinted", episode=delta.episode, call=delta.call, reason=str(wrong))
 
     async def _hint_answer(self, answer: CallAnswered, *, is_ours: bool) -> None:
         reply = self._reply_of(answer.episode, answer.call)

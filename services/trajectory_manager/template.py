@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import jinja2
 from jinja2.ext import loopcontrols
@@ -16,6 +16,7 @@ from seamlessflow.errors import BadInput, ConfigError
 from seamlessflow.models.checking import template_source
 
 from .identity import Message, text_of
+from .template_tail import TemplateTail
 
 
 class TemplateRefused(BadInput):
@@ -33,6 +34,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
         try:
             self._template = environment.from_string(source)
+            self._tail = TemplateTail.of(environment, source)
         except jinja2.TemplateError as wrong:
             raise ConfigError(f"chat template does not compile: {wrong}") from wrong
         self._variables = dict(variables)
@@ -45,18 +47,50 @@ class ChatTemplate:
             raise ConfigError(f"{folder}: no chat_template.jinja and none in tokenizer_config.json; agents need one")
         return cls(source, variables)
 
-    def render(self, messages: Sequence[Message], tools: list[Any] | None, *, add_generation_prompt: bool) -> str:
-        """Raises TemplateRefused with the template's own words."""
+    def render(
+        self, messages: Sequence[Message], tools: list[Any] | None, *, add_generation_prompt: bool, start: int = 0
+    ) -> str:
+        """Raises TemplateRefused with the template's own words.
+
+        start: 0, or one of ``starts``: only the text from that message on, which does not depend on how many come before.
+        """
+        variables = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt, **self._variables}
         try:
-            return self._template.render(
-                messages=[_for_template(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
-            )
+            if start and self._tail is not None:
+                return self._tail.text(start, _Ready(messages), **variables)
+            return self._template.render(messages=[_for_template(message) for message in messages], **variables)
         except Exception as wrong:  # a template runs code of its author's: whatever it raises, it refuses
             raise TemplateRefused(f"the model's chat template refuses these messages: {wrong}") from wrong
+
+    def starts(self, num_before: int) -> tuple[int, ...]:
+        """From where to render, best first, in order to see how a conversation goes on after ``num_before`` messages.
+
+        Whatever follows them, the text before such a start is the same.
+        """
+        return (0,) if self._tail is None or num_before < 2 else (num_before - 1, 0)
+
+
+class _Ready(Sequence[Mapping[str, Any]]):
+    """Messages made ready as they are read."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+        self._ready: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        if position not in self._ready:
+            self._ready[position] = _for_template(self._messages[position])
+        return self._ready[position]
 
 
 def _for_template(message: Message) -> dict[str, Any]:

@@ -8,31 +8,77 @@ No I/O; recovery is adding the same turns again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from seamlessflow.contracts import Float32s, Int32s
+
+from .forks import ForkCause
 
 Run = tuple[int, int]
 """(weights version, count of tokens)."""
 
 
-@dataclass(frozen=True, slots=True)
 class Turn:
-    """One answered call. ``sampled`` and ``logprobs`` have one length, and ``versions`` add up to it."""
+    """One answered call; never changed. ``sampled`` and ``logprobs`` have one length, and ``versions`` add up to it.
 
-    call: str
-    parent: str | None
-    suffix: Int32s
-    sampled: Int32s
-    logprobs: Float32s
-    versions: tuple[Run, ...]
-    is_fork: bool = False
-    """Its conversation holds an earlier turn otherwise than it was sampled, so that turn's tokens are no prefix of this one."""
+    Thousands of trees are open at once, so a turn rests as bytes and its arrays are made when they are read.
+    """
 
-    def __post_init__(self) -> None:
-        lengths = len(self.sampled), len(self.logprobs), sum(count for _, count in self.versions)
-        assert len(set(lengths)) == 1, f"turn {self.call}: ids, logprobs and versions have lengths {lengths}"
+    __slots__ = ("_logprobs", "_sampled", "_suffix", "_versions", "call", "cause", "parent", "reprefilled_tokens")
+
+    def __init__(
+        self,
+        call: str,
+        parent: str | None,
+        suffix: Int32s,
+        sampled: Int32s,
+        logprobs: Float32s,
+        versions: Iterable[Run],
+        cause: ForkCause | None = None,
+        reprefilled_tokens: int = 0,
+    ) -> None:
+        """``cause``: why it is a fork, if it is one: an earlier turn's tokens are no prefix of it, though they should be.
+
+        reprefilled_tokens: what that costs, see forks.
+        """
+        runs = tuple(versions)
+        lengths = len(sampled), len(logprobs), sum(count for _, count in runs)
+        assert len(set(lengths)) == 1, f"turn {call}: ids, logprobs and versions have lengths {lengths}"
+        self.call, self.parent, self.cause, self.reprefilled_tokens = call, parent, cause, reprefilled_tokens
+        self._suffix, self._sampled, self._logprobs = suffix.to_bytes(), sampled.to_bytes(), logprobs.to_bytes()
+        self._versions = Int32s(number for run in runs for number in run).to_bytes()
+
+    @property
+    def suffix(self) -> Int32s:
+        return Int32s.from_bytes(self._suffix)
+
+    @property
+    def sampled(self) -> Int32s:
+        return Int32s.from_bytes(self._sampled)
+
+    @property
+    def logprobs(self) -> Float32s:
+        return Float32s.from_bytes(self._logprobs)
+
+    @property
+    def versions(self) -> tuple[Run, ...]:
+        numbers = list(Int32s.from_bytes(self._versions))
+        return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self._sampled) // 4
+
+    @property
+    def num_tokens(self) -> int:
+        """Its own: suffix and sampled."""
+        return (len(self._suffix) + len(self._sampled)) // 4
+
+    @property
+    def raw_ids(self) -> bytes:
+        """Suffix and sampled ids, packed."""
+        return self._suffix + self._sampled
 
 
 class Tree:
@@ -40,18 +86,17 @@ class Tree:
 
     def __init__(self) -> None:
         self._turns: dict[str, Turn] = {}
-        self._children: dict[str | None, list[str]] = {None: []}
         self._num_tokens: dict[str, int] = {}
+        self._num_roots = 0
 
     def add(self, turn: Turn) -> None:
         """Raises KeyError for a parent that is not here. Adding the same call again changes nothing."""
         if turn.call in self._turns:
             return
         before = 0 if turn.parent is None else self._num_tokens[turn.parent]
+        self._num_tokens[turn.call] = before + turn.num_tokens
         self._turns[turn.call] = turn
-        self._num_tokens[turn.call] = before + len(turn.suffix) + len(turn.sampled)
-        self._children[turn.parent].append(turn.call)
-        self._children[turn.call] = []
+        self._num_roots += turn.parent is None
 
     def __contains__(self, call: object) -> bool:
         return call in self._turns
@@ -62,13 +107,20 @@ class Tree:
     def __iter__(self) -> Iterator[Turn]:
         return iter(self._turns.values())
 
+    def __len__(self) -> int:
+        return len(self._turns)
+
     def num_tokens(self, call: str) -> int:
         """Tokens from root to the end of a turn, prompt and sampled."""
         return self._num_tokens[call]
 
-    def children(self, call: str | None) -> list[str]:
-        """Turns that go on from a turn (None: the roots), oldest first."""
-        return self._children[call]
+    def children(self) -> dict[str | None, list[str]]:
+        """For each turn, and for None, the turns that go on from it, oldest first (from None: the roots)."""
+        found: dict[str | None, list[str]] = {None: []}
+        for turn in self:
+            found[turn.call] = []
+            found[turn.parent].append(turn.call)
+        return found
 
     def path(self, call: str) -> list[Turn]:
         """Turns from root to ``call``."""
@@ -80,19 +132,46 @@ class Tree:
     def prompt_ids(self, call: str) -> list[int]:
         """What the engine was fed for a turn: all ids before its first sampled one."""
         ids = self.token_ids(call)
-        return list(ids[: len(ids) - len(self._turns[call].sampled)])
+        return list(ids[: len(ids) - self._turns[call].num_sampled])
+
+    def prompt_end(self, parent: str | None, suffix: Int32s, count: int) -> tuple[int, ...]:
+        """The last ``count`` ids, or all where there are fewer, of a turn's prompt."""
+        raw = suffix.to_bytes()
+        while len(raw) < 4 * count and parent is not None:
+            turn = self._turns[parent]
+            raw, parent = turn.raw_ids + raw, turn.parent
+        return tuple(Int32s.from_bytes(raw[-4 * count :]))
 
     def token_ids(self, call: str) -> Int32s:
         """All ids from root to the end of a turn."""
-        return join(part for turn in self.path(call) for part in (turn.suffix, turn.sampled))
+        return Int32s.from_bytes(b"".join(turn.raw_ids for turn in self.path(call)))
+
+    def longest_prefix(self, call: str, ids: Int32s) -> str | None:
+        """The last turn on the way to ``call`` whose ids, from the root on, ``ids`` begin with. None: not even the root's."""
+        stored, wanted = self.token_ids(call).to_bytes(), ids.to_bytes()
+        for turn in reversed(self.path(call)):
+            end = 4 * self._num_tokens[turn.call]
+            if wanted[:end] == stored[:end]:
+                return turn.call
+        return None
 
     @property
     def num_roots(self) -> int:
-        return len(self._children[None])
+        return self._num_roots
 
     @property
     def num_forks(self) -> int:
-        return sum(turn.is_fork for turn in self._turns.values())
+        return sum(turn.cause is not None for turn in self)
+
+    @property
+    def fork_causes(self) -> dict[str, int]:
+        """How many forks of each cause; only causes that there are."""
+        return dict(Counter(turn.cause.value for turn in self if turn.cause is not None))
+
+    @property
+    def reprefilled_tokens(self) -> int:
+        """Tokens that engines had to be fed again because of forks."""
+        return sum(turn.reprefilled_tokens for turn in self)
 
 
 def join(parts: Iterable[Int32s]) -> Int32s:

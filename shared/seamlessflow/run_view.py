@@ -72,6 +72,10 @@ class RunView:
     groups_dropped: Counter[str] = field(default_factory=Counter)
     committed_step: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
+    forks: Counter[str] = field(default_factory=Counter)
+    """Calls of training episodes that could not go on from the exact tokens of an earlier turn, by cause."""
+    reprefilled_tokens: int = 0
+    """That engines had to be fed again because of forks."""
     failures: list[str] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     roles: dict[str, tuple[Role, str]] = field(default_factory=dict)
@@ -140,6 +144,8 @@ class RunView:
                 ages = self._group_versions.setdefault(event.origin.group, Counter())
                 for sample in event.samples:
                     ages.update(dict(sample.versions))
+                self.forks.update(event.fork_causes)
+                self.reprefilled_tokens += event.reprefilled_tokens
             case StepTaken():
                 self._on_step(event, time)
             case StepsCommitted():

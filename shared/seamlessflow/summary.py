@@ -46,6 +46,7 @@ def summarize(
         "staleness": {str(age): count for age, count in sorted(view.staleness.items())},
         "groups": {"admitted": view.groups_admitted, "dropped": dict(view.groups_dropped)},
         "episodes_by_status": dict(view.statuses),
+        "forks": {"count": view.forks.total(), **view.forks, "reprefilled_tokens": view.reprefilled_tokens},
         "dead_letters": len(view.dead_letters),
         "train_seconds": _total(view, "seconds_train"),
         "publish_seconds": _total(view, "seconds_publish"),

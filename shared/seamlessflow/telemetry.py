@@ -23,6 +23,9 @@ COUNTED = {
     "events_said": "Events stored, by kind; repetitions of what was stored before included.",
     "events_handled": "Deliveries that were handled well, by kind of event.",
     "events_dead": "Deliveries that became dead letters.",
+    "forks": "Calls that could not go on from the exact tokens of an earlier turn, by cause; repeated deliveries included.",
+    "reprefilled_tokens": "Tokens that engines had to be fed again because of forks, by cause.",
+    "answers_unlike_their_deltas": "Answers whose text does not begin with what was streamed of it.",
 }
 _counts: Counter[tuple[str, str]] = Counter()
 
@@ -49,9 +52,9 @@ def configure_logging(settings: Settings, service: Service) -> None:
     structlog.contextvars.bind_contextvars(service=service.value, instance=settings.instance)
 
 
-def count(name: str, kind: str = "") -> None:
-    """Add one to a metric of COUNTED."""
-    _counts[name, kind] += 1
+def count(name: str, kind: str = "", number: int = 1) -> None:
+    """Add to a metric of COUNTED."""
+    _counts[name, kind] += number
 
 
 def serve_metrics(settings: Settings, service: Service, connected: Callable[[], bool]) -> Callable[[], None]:

@@ -148,7 +148,9 @@ EXAMPLES: tuple[Event, ...] = (
         stop_sequence="\n",
         tokens=AnswerTokens(token_ids=Int32s([51]), logprobs=Float32s([-0.5]), texts=("3",)),
         usage=Usage(prompt_tokens=12, completion_tokens=2),
-        error=CallError(status=409, code="episode_ended", message="the episode ended"),
+        error=CallError(
+            status=400, code="context_length_exceeded", message="9000 tokens are too many", most_tokens=2048, got_tokens=9000
+        ),
     ),
     GenerationRequested(
         run=R,
@@ -191,6 +193,8 @@ EXAMPLES: tuple[Event, ...] = (
         num_undelivered=1,
         num_roots=1,
         num_forks=1,
+        fork_causes={"rewritten_turn": 1},
+        reprefilled_tokens=24,
     ),
     EpisodeEvaluated(
         run=R,

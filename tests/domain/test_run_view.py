@@ -116,3 +116,12 @@ def test_pauses_and_the_end_are_kept():
     assert view.pauses == [(1.0, 0.02)]
     assert view.ended is not None
     assert (view.started, view.ended_at) == (0.0, 2.0)
+
+
+def test_forks_are_counted_by_cause():
+    """As the episodes' trees were judged."""
+    forked = samples("g", (0, 3)).model_copy(update={"fork_causes": {"rewritten_turn": 2}, "reprefilled_tokens": 30})
+
+    view = view_of(forked, forked, samples("h", (0, 1)))
+
+    assert (view.forks, view.reprefilled_tokens) == ({"rewritten_turn": 4}, 60)

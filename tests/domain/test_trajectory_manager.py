@@ -315,6 +315,28 @@ def test_finished_episodes_are_released():
     assert under_test.apply(ends[0]) == worlds[0].journal[-1:]
 
 
+def test_ended_trees_are_remembered_by_their_tokens_too():
+    """A few very long ones would fill the memory; the last one stays whatever its size."""
+    under_test = manager(remembered_tokens=10)
+    worlds = [World(under_test, episode=f"g0-{number}-0") for number in range(3)]
+    for world in worlds:
+        world.turn([user("q")], "seven")
+        world.ends()
+    remembered = [under_test.finished_tree(world.agent.episode) is not None for world in worlds]
+    assert remembered == [False, False, True]
+
+
+def test_an_answered_call_keeps_no_events(world: World):
+    """What was asked and sampled is in the tree; what was answered is made from it again."""
+    answer = world.turn([user("3+4?")], TOOL_CALL, tools=[CALC], cuts=[3])
+    call = world.manager.call(EPISODE, answer.call)
+    assert call is not None and call.is_answered
+    assert not isinstance(call.request, Event)
+    assert (call.requested, call.segments, call.ended, call.refusal) == (None, {}, None, None)
+    heard = [event for event in world.journal if isinstance(event, HEARD)]
+    assert world.manager.apply(heard[0]) == [world.journal[1]] and world.manager.apply(heard[-1]) == [answer]
+
+
 def test_an_attempt_that_failed_says_so():
     """One SamplesReady for every attempt, empty on failure."""
     ready = World().ends(status=EpisodeStatus.NOT_STARTED)

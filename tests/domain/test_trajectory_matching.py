@@ -119,6 +119,26 @@ def test_a_text_turn_is_found_by_what_the_gateway_read_out_of_item_ids(world: Wo
         assert parent_of(world, [user("q"), echoed, user("r")]) == answer.call
 
 
+def test_only_what_is_new_is_looked_at(world: World, monkeypatch: pytest.MonkeyPatch):
+    """However long a conversation is, each request costs its new messages; one that starts anew costs all of its own."""
+    looked: list[Any] = []
+
+    def identity(message: Any) -> bytes:
+        looked.append(message)
+        return identity_of(message)
+
+    monkeypatch.setattr("services.trajectory_manager.matching.identity_of", identity)
+    history, counts = [user("q")], []
+    for number in range(8):
+        answer = world.turn(history, "seven")
+        counts.append(len(looked))
+        looked.clear()
+        history = [*history, answer.message, user(f"{number}?")]
+    assert counts == [2] + [3] * 7  # what is new was asked, and what was answered
+    world.turn([SYSTEM, *history], "seven")
+    assert len(looked) == len(history) + 2
+
+
 @given(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=4) | st.none(), max_size=4))
 def test_canonical_arguments_forget_only_form(arguments: dict[str, Any]):
     """Order and spacing do not count; a map and its JSON are the same."""

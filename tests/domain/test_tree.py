@@ -180,6 +180,30 @@ def test_what_the_engine_is_fed_reads_as_the_template_says(script: list[Any]):
         assert tokenizer().decode(world.engine.fed[call]) == expected
 
 
+@settings(max_examples=60, deadline=None)
+@given(script=moves, count=st.integers(min_value=1, max_value=80), data=st.data())
+def test_a_tree_knows_its_prompts_ends_and_where_ids_go_on(script: list[Any], count: int, data: st.DataObject):
+    """The end of a prompt is read without the rest of it; ids are matched up to a turn's end, never in the middle of one."""
+    world = World()
+    calls = grow(world, script)
+    episode = world.manager.episode(world.agent.episode)
+    assert episode is not None
+    tree, engine = episode.tree, world.engine
+    for call in calls:
+        known = tree[call]
+        assert list(tree.prompt_end(known.parent, known.suffix, count)) == engine.fed[call][-count:]
+        assert tree.prompt_ids(call) == engine.fed[call]
+        assert list(tree.token_ids(call)) == engine.fed[call] + engine.sampled[call]
+    call = data.draw(st.sampled_from(calls))
+    whole = list(tree.token_ids(call))
+    ids = whole[: data.draw(st.integers(min_value=0, max_value=len(whole)))] + data.draw(st.lists(st.just(0), max_size=3))
+    fitting = [
+        turn.call for turn in tree.path(call) if ids[: tree.num_tokens(turn.call)] == whole[: tree.num_tokens(turn.call)]
+    ]
+    expected = [turn for turn in fitting if tree.num_tokens(turn) <= len(ids)]
+    assert tree.longest_prefix(call, Int32s(ids)) == (expected[-1] if expected else None)
+
+
 @pytest.mark.parametrize("status", [status for status in EpisodeStatus if status is not EpisodeStatus.COMPLETED])
 def test_an_episode_that_did_not_complete_has_no_samples(status: EpisodeStatus):
     """Its tokens are counted all the same."""

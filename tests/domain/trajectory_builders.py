@@ -28,10 +28,10 @@ from seamlessflow.contracts import (
     Sampling,
     SegmentSampled,
 )
+from seamlessflow.text.tokenizer import ChatTokenizer
 from services.trajectory_manager.manager import Manager
 from services.trajectory_manager.rendering import TemplateRenderer
 from services.trajectory_manager.template import ChatTemplate
-from services.trajectory_manager.tokenizer import ChatTokenizer
 
 RUN, EPISODE = "run-1", "g0-0-0"
 ORIGIN = EpisodeOrigin(group="g0", task="t0", env="env", index=0, attempt=0)

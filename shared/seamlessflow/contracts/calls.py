@@ -45,6 +45,10 @@ class CallError(Record):
     status: int
     code: str
     message: str
+    most_tokens: int | None = None
+    """How many tokens a prompt may have, where it has too many."""
+    got_tokens: int | None = None
+    """How many it has."""
 
 
 class Usage(Record):

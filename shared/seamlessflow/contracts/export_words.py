@@ -43,7 +43,6 @@ WORDS: Mapping[str, str] = {
     "num_bytes": "Size in the store.",
     "num_calls": "Calls the agent made.",
     "num_episodes": "How many episodes it has.",
-    "num_forks": "Places where the tree branches.",
     "num_groups": "Groups that wait for the step.",
     "num_handed_back": "Generations given back to the queue.",
     "num_roots": "Trees of the episode: conversations that share no prefix.",

@@ -58,6 +58,10 @@ class NodeStatus(Record):
     pid: int
     state: str = ""
     """For people: what it does now, or waits for."""
+    epoch: int = 0
+    """Trajectory-manager: of the newest lease that it obeys. It has let go of all shards which that one does not name."""
+    run: str | None = None
+    """Trajectory-manager: the run whose model it has, so that it can take shards without delay."""
     facts: dict[str, str | int | float] = {}
 
 

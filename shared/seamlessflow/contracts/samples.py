@@ -38,6 +38,11 @@ class SamplesReady(Event):
     """Of those, tokens of answers that never reached the agent."""
     num_roots: int = 0
     num_forks: int = 0
+    """Calls that could not go on from the exact tokens of the turn they would have gone on from."""
+    fork_causes: dict[str, int] = {}
+    """How many forks of each cause: tools_changed, messages_removed, messages_changed, rewritten_turn, template_changed."""
+    reprefilled_tokens: int = 0
+    """Tokens that an engine had seen already and had to be fed again because of forks."""
 
 
 class EpisodeEvaluated(Event):

@@ -1,7 +1,7 @@
 """What a turn says: golden cases of tool calls, well-formed and not.
 
 one block, valid                      a tool call, arguments exactly as sampled
-text and blocks                       text is content
+text and blocks                       text is content, without the white space at its end
 a broken block, or one never closed   raw content; the good ones still count
 no tools offered                      whatever it looks like, it is text
 """
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from services.trajectory_manager.parsing import ToolCall, parse_call, parse_text
 
+CALL = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
 MALFORMED = [
     "",
     "calc(3+4)",
@@ -86,6 +87,28 @@ def test_reasoning_is_told_apart():
     """What stands between think tags is reasoning, not content."""
     parsed = parse_text("<think>\nhm\n</think>\n\n7", with_tools=False)
     assert (parsed.reasoning, parsed.content) == ("hm", "7")
+
+
+def test_thoughts_that_are_not_closed_are_all_there_is():
+    """As after a turn that ran out of budget: they are no content."""
+    parsed = parse_text("<think>\nhm <tool_call>{}", with_tools=True)
+    assert (parsed.reasoning, parsed.content, parsed.num_malformed) == ("hm <tool_call>{}", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("hm\n</think>\n\n7", ("hm", "7")), ("<think>hm</think>7", ("hm", "7")), ("hm", ("hm", "")), ("", ("", ""))],
+)
+def test_thoughts_may_be_opened_by_the_prompt(text: str, expected: tuple[str, str]):
+    """Models that always think do not open them themselves."""
+    parsed = parse_text(text, with_tools=False, is_thinking=True)
+    assert (parsed.reasoning, parsed.content) == expected
+
+
+@pytest.mark.parametrize(("before", "content"), [("  a \n", "  a"), (" \n", ""), ("", "")])
+def test_only_white_space_before_calls_is_dropped(before: str, content: str):
+    """What is at the beginning stays, so that it could be shown while the rest was sampled."""
+    assert parse_text(before + CALL, with_tools=True).content == content
 
 
 @given(st.dictionaries(st.text(max_size=5), st.recursive(st.integers() | st.text(), st.lists), max_size=4), st.text(min_size=1))

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.errors import ConfigError
+from seamlessflow.text.tokenizer import ChatTokenizer
 from services.trajectory_manager.library import library_renderer
-from services.trajectory_manager.rendering import KnownTurn, TemplateRenderer, load_renderer
+from services.trajectory_manager.rendering import KnownTurn, TemplateRenderer, Terms, load_renderer
 from services.trajectory_manager.template import ChatTemplate, TemplateRefused
-from services.trajectory_manager.tokenizer import ChatTokenizer
 from tests.domain.trajectory_builders import CALC, CHATML, SMOLLM2, renderer, tokenizer, user
 
 texts = st.text(alphabet="ab 1+2=?\n\té漢", max_size=24)
@@ -101,7 +101,15 @@ def test_a_template_may_refuse():
 def test_parsing_hides_special_tokens_only():
     """Stop tokens are no content; characters are."""
     sampled = tokenizer().encode("seven\n<|im_end|>")
-    assert renderer().parse(sampled, None).content == "seven\n"
+    assert renderer().parse(sampled).content == "seven\n"
+
+
+@pytest.mark.parametrize(("end", "expected"), [("<think>\n", ("hm", "seven")), ("", (None, "hm</think>seven"))])
+def test_a_prompt_that_ends_in_thoughts_is_answered_with_thoughts(end: str, expected: tuple[str | None, str]):
+    """Whether the template opened them is seen from the prompt's last ids."""
+    prompt_end = tuple(tokenizer().encode("<|im_start|>assistant\n" + end))
+    parsed = renderer().parse(tokenizer().encode("hm</think>seven<|im_end|>"), Terms(prompt_end=prompt_end))
+    assert (parsed.reasoning, parsed.content) == expected
 
 
 @pytest.fixture
@@ -158,7 +166,7 @@ def test_a_known_family_uses_the_package(qwen: Any):
     sampled = words.encode(
         '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "calc", "arguments": {"e": "3+4"}}\n</tool_call><|im_end|>'
     )
-    parsed = under_test.parse(sampled, [CALC])
+    parsed = under_test.parse(sampled, Terms([CALC]))
     assert parsed.reasoning is not None and parsed.reasoning.strip() == "hm"
     assert [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] == [("calc", {"e": "3+4"})]
     turn = {"role": "assistant", "content": "", "tool_calls": []}
@@ -178,5 +186,16 @@ def test_a_turn_that_the_package_cannot_parse_is_kept_as_text(qwen: Any, monkeyp
         raise IndexError("no such block")
 
     monkeypatch.setattr(under_test._renderer, "parse_response", fails)
-    parsed = under_test.parse(words.encode("it is 7 <tool_call>{<|im_end|>"), [CALC])
+    parsed = under_test.parse(words.encode("it is 7 <tool_call>{<|im_end|>"), Terms([CALC]))
     assert (parsed.content, parsed.tool_calls) == ("it is 7 <tool_call>{", ())
+
+
+@pytest.mark.parametrize("stop", ["is", "s 7", " 7", "</think>"])
+def test_a_stop_text_cuts_what_the_package_parses(qwen: Any, stop: str):
+    """Also in the middle of a token."""
+    under_test, words = qwen
+    text = "<think>hm</think>it is 7 of them"
+    parsed = under_test.parse(words.encode(text), Terms(stop=(stop,)))
+    whole = under_test.parse(words.encode(text[: text.index(stop)]))
+    assert parsed.stop_sequence == stop
+    assert (parsed.reasoning, parsed.content) == (whole.reasoning, whole.content)

@@ -221,7 +221,7 @@ async def test_a_buried_end_is_an_episode_without_samples(world: World, monkeypa
 
     await world.start_manager()
     await world.turn([user("q")], "seven")
-    monkeypatch.setattr("services.trajectory_manager.manager.samples_of", fails)
+    monkeypatch.setattr("services.trajectory_manager.ending.samples_of", fails)
     await world.speaker.say(world.agent.ends(num_calls=1))
     ready = await world.found(SamplesReady)
     assert (ready.status, ready.reward, ready.samples) == (EpisodeStatus.COMPLETED, 1.0, ())

@@ -16,6 +16,7 @@ from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.codec import decode, pack_record
 from seamlessflow.contracts import (
+    AnswerDelta,
     CallAnswered,
     CallRequested,
     Event,
@@ -42,6 +43,15 @@ DOCUMENT = {
 }
 E = TypeVar("E", bound=Event)
 AnyBus = MemoryBus | JetStreamBus
+
+
+def content_of(deltas: list[AnswerDelta]) -> str:
+    """As a reader puts it together: what it has is dropped, and after a gap it waits for the answer."""
+    text = ""
+    for delta in deltas:
+        if delta.content_start <= len(text):
+            text += delta.content[len(text) - delta.content_start :]
+    return text
 
 
 def model_files() -> dict[str, bytes]:
@@ -86,6 +96,7 @@ class World:
         self.agent, self.engine = Agent(), Engine()
         self.script: list[str] = []
         self.hints: list[CallAnswered] = []
+        self.deltas: list[AnswerDelta] = []
         self._folder = folder
         self._epoch = 0
         self._managers: list[Running] = []
@@ -132,9 +143,12 @@ class World:
         inbox = self.bus.inbox()
 
         async def on_hint(payload: bytes) -> None:
-            answer = decode("", payload)
-            assert isinstance(answer, CallAnswered)
-            self.hints.append(answer)
+            said = decode("", payload)
+            if isinstance(said, AnswerDelta):
+                self.deltas.append(said)
+            else:
+                assert isinstance(said, CallAnswered)
+                self.hints.append(said)
 
         await self.bus.on_hint(inbox, on_hint)
         event = self.agent.asks(messages, reply=inbox, **fields)
@@ -174,6 +188,13 @@ class World:
             while (found := await self.find(kind, **fields)) is None:
                 await asyncio.sleep(0.005)
         return found
+
+    async def shown(self, text: str, *, since: int = 0) -> list[AnswerDelta]:
+        """The deltas from the ``since``-th on, as soon as they make up a content, which must be within seconds."""
+        async with asyncio.timeout(12):
+            while content_of(self.deltas[since:]) != text:
+                await asyncio.sleep(0.001)
+        return self.deltas[since:]
 
     async def queue_is_empty(self) -> None:
         """All that was delivered to managers is acknowledged."""
