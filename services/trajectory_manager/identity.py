@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgpack
+
 Message = Mapping[str, Any]
 
 KEY_BYTES = 16
@@ -55,7 +57,7 @@ def identity_of(message: Message) -> bytes:
         message.get("tool_call_id") if message.get("role") == "tool" else None,
         message.get("name"),
     ]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).digest()[:KEY_BYTES]
+    return hashlib.sha256(msgpack.packb(kept, unicode_errors="surrogatepass")).digest()[:KEY_BYTES]
 
 
 def without_noise(message: Message) -> Message | None:

@@ -21,7 +21,7 @@ from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Speaker
 
 from .dialect import Asked
-from .digests import digest
+from .digests import Digests
 from .progress import Progress
 from .waiting import Answers
 
@@ -108,8 +108,8 @@ class CallDesk:
     def _requested(self, session: Session, asked: Asked, *, number: int) -> CallRequested:
         opened = session.opened
         contents: dict[str, dict[str, Any]] = {}
-        messages = tuple(_noted(contents, message) for message in asked.messages)
-        tools = None if asked.tools is None else _noted(contents, {"tools": list(asked.tools)})
+        messages = tuple(_noted(session.digests, contents, message) for message in asked.messages)
+        tools = None if asked.tools is None else _noted(session.digests, contents, {"tools": list(asked.tools)})
         budget = min(opened.sampling.max_tokens, asked.max_tokens or opened.sampling.max_tokens)
         return CallRequested(
             run=opened.run,
@@ -158,7 +158,7 @@ def call_seed(episode_seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{episode_seed}:{number}".encode()).digest()[:8]) >> (64 - _SEED_BITS)
 
 
-def _noted(contents: dict[str, dict[str, Any]], content: dict[str, Any]) -> str:
-    key = digest(content)
+def _noted(digests: Digests, contents: dict[str, dict[str, Any]], content: dict[str, Any]) -> str:
+    key = digests.of(content)
     contents[key] = content
     return key

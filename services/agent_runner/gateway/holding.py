@@ -44,7 +44,20 @@ async def send(request: web.Request, call: Call, asked: Asked, dialect: Dialect)
         raise refusal
     if asked.stream:
         return await _send_stream(request, call, frame, dialect)
-    return await _send_whole(request, call, frame, dialect)
+    return await (_send_at_once if call.answer.done() else _send_whole)(request, call, frame, dialect)
+
+
+async def _send_at_once(request: web.Request, call: Call, frame: Frame, dialect: Dialect) -> web.StreamResponse:
+    """One write with a Content-Length. Raises ApiError."""
+    refusal, body = _written(call, lambda answer: json.dumps(dialect.whole(frame, answer)).encode())
+    if refusal is not None:
+        raise refusal
+    response = web.Response(body=body, content_type="application/json")
+    with suppress(ConnectionError):
+        await response.prepare(request)
+        await response.write_eof()
+        call.was_delivered = _is_open(request)
+    return response
 
 
 async def _send_whole(request: web.Request, call: Call, frame: Frame, dialect: Dialect) -> web.StreamResponse:

@@ -10,6 +10,7 @@ from seamlessflow.contracts import EpisodeOpened
 
 from ..own_time import OwnTime
 from .calls import Call
+from .digests import Digests
 from .errors import ApiError, episode_over
 from .memory import Memory
 
@@ -29,6 +30,7 @@ class Session:
     """Digests that stand in the journal for this episode."""
     calls: list[Call] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
+    digests: Digests = field(default_factory=Digests)
     time: OwnTime = field(default_factory=OwnTime)
     """Stands still while a call of its waits for an answer."""
     is_over: bool = False

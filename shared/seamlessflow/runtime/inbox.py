@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -35,6 +36,8 @@ class Inbox:
     def __init__(self, bus: Bus, speaker: Speaker, store: Store, service: Service) -> None:
         self._bus, self._speaker, self._store, self._service = bus, speaker, store, service
         self._failures: dict[tuple[str, int], int] = {}
+        self._held: set[Delivery] = set()
+        self._pings: asyncio.Task[None] | None = None
 
     async def consume(
         self, stream: str, consumer: str, table: HandlerTable, *, credit: int, serial: bool = False
@@ -48,7 +51,9 @@ class Inbox:
         return await self._bus.consume(stream, consumer, on_delivery, credit=credit)
 
     async def _handle(self, delivery: Delivery, table: HandlerTable, turn: asyncio.Lock | None, stream: str) -> None:
-        pings = asyncio.create_task(keep_alive(delivery))
+        self._held.add(delivery)
+        if self._pings is None or self._pings.done():
+            self._pings = asyncio.create_task(self._keep_alive())
         try:
             if turn is None:
                 said = await self._judge(delivery, table)
@@ -66,7 +71,20 @@ class Inbox:
         except Exception as wrong:
             await self._count_failure(delivery, stream, wrong)
         finally:
-            pings.cancel()
+            self._held.discard(delivery)
+
+    async def _keep_alive(self) -> None:
+        """Ping what is held for long, so that slow work is not given to somebody else; ends when nothing is held.
+
+        One task for all: most deliveries are over long before their first ping.
+        """
+        before: set[Delivery] = set()
+        while self._held:
+            for delivery in before & self._held:
+                with suppress(Unavailable):  # the connection is away: so is whoever would give it to somebody else
+                    await delivery.in_progress()
+            before = set(self._held)
+            await asyncio.sleep(PROGRESS_SECONDS)
 
     async def _judge(self, delivery: Delivery, table: HandlerTable) -> list[Event]:
         event = await self.open(delivery)

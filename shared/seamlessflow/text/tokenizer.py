@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..errors import ConfigError
+from .words import WordEncoder
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _SPOKEN = frozenset({"<tool_call>", "</tool_call>", "<think>", "</think>"})
@@ -28,6 +29,7 @@ class ChatTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._words = WordEncoder(tokenizer)
         self.named = named
         self.name_or_path = name_or_path
         self.special = {i: t.content for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
@@ -47,6 +49,8 @@ class ChatTokenizer:
         return cls(tokenizer, named=_named_tokens(read_json(folder / "tokenizer_config.json")), name_or_path=name_or_path)
 
     def encode(self, text: str, add_special_tokens: bool = False, **ignored: Any) -> list[int]:
+        if not add_special_tokens:
+            return self._words.encode(text)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int] | int, skip_special_tokens: bool = False, **ignored: Any) -> str:
