@@ -43,16 +43,18 @@ class Interests:
 
     async def look(self, request: GenerationRequested, before: Interest | None = None) -> Interest:
         """``before``: what the last look at this generation saw. Raises Unavailable."""
-        known = self._newest
-        if known is not None and (self._is_fresh or self._turn.locked()):  # the usual case: no look at all of them
-            ended, newest = await self._ended(request), known
-        else:
-            ended, newest = await asyncio.gather(self._ended(request), self._newest_abandoned(request.run))
-        before = before or Interest()
-        if ended or before.is_abandoned or newest <= before.looked_until:
-            return Interest(ended, before.is_abandoned, before.looked_until)
-        found = await self._speaker.first(CallAbandoned, request.run, episode=request.episode, call=request.generation)
-        return Interest(is_abandoned=found is not None, looked_until=newest)
+        before, known = before or Interest(), self._newest or 0
+        is_asked = not before.is_abandoned and known > before.looked_until
+        # Side by side: where any call was ever abandoned, each new generation asks for its own.
+        ended, newest, found = await asyncio.gather(
+            self._ended(request),
+            self._newest_abandoned(request.run),
+            self._abandoned(request) if is_asked else _nothing(),
+        )
+        is_abandoned, looked_until = before.is_abandoned or found, known if is_asked else before.looked_until
+        if not ended and not is_abandoned and newest > looked_until:  # another one came meanwhile
+            is_abandoned, looked_until = await self._abandoned(request), newest
+        return Interest(ended, is_abandoned, looked_until)
 
     @property
     def _is_fresh(self) -> bool:
@@ -61,10 +63,20 @@ class Interests:
     async def _ended(self, request: GenerationRequested) -> bool:
         return await self._speaker.first(EpisodeEnded, request.run, shard=request.shard, episode=request.episode) is not None
 
+    async def _abandoned(self, request: GenerationRequested) -> bool:
+        call = {"episode": request.episode, "call": request.generation}
+        return await self._speaker.first(CallAbandoned, request.run, **call) is not None
+
     async def _newest_abandoned(self, run: str) -> int:
+        if self._newest is not None and (self._is_fresh or self._turn.locked()):  # the usual case: no look at all of them
+            return self._newest
         async with self._turn:
             if self._newest is None or not self._is_fresh:
                 looked_at = time.monotonic()
                 record = await self._bus.last(journal(run), subject_filter(CallAbandoned, run=run))
                 self._looked_at, self._newest = looked_at, 0 if record is None else record.seq
             return self._newest
+
+
+async def _nothing() -> bool:
+    return False

@@ -32,7 +32,9 @@ def share(managers: Sequence[Node], everyone: Sequence[Node], demand: Demand, no
         return {name: tuple(sorted(shards)) for name, shards in held.items()}
     able = [node for node in there if held[node.name] or _has_model(node, demand)] or there
     wanted = split_evenly(demand.num_shards, {node.name: held[node.name] for node in able})
-    free = frozenset(range(demand.num_shards)).difference(*held.values())
+    # Also those of a manager that goes to another run now: it acts on them until it obeys its next lease.
+    busy = (shard for node in everyone if Service.TRAJECTORY_MANAGER in node.processes for shard in _held(node, demand))
+    free = frozenset(range(demand.num_shards)).difference(busy, *held.values())
     slow = {node.name for node in everyone if _is_slow(node, now)}
     shares = {}
     for node in managers:

@@ -10,6 +10,8 @@ What a call led to is not kept: the tree and the repeated event give it again.
 
 from __future__ import annotations
 
+import structlog
+
 from seamlessflow.contracts import (
     CallAnswered,
     CallError,
@@ -32,6 +34,8 @@ from .raw_prompts import RawPrompts, raw_text
 from .rendering import PROMPT_END_TOKENS, Renderer, Terms
 from .template import TemplateRefused
 from .tree import Run, Tree, Turn
+
+log = structlog.get_logger()
 
 
 class Episode:
@@ -59,7 +63,7 @@ class Episode:
             self.calls[event.call] = Call(event)
             self._open.add(event.call)
             self._waiting[event.call] = event
-        released = self._plan_waiting()
+        released = self._plan_waiting(event.call)
         own = self._consequence(event)
         return released if own is None else [own, *(each for each in released if each != own)]
 
@@ -104,9 +108,27 @@ class Episode:
         """Weights versions and token counts of all that was sampled for a call so far."""
         return self.tree[name].versions if name in self.tree else self.calls[name].sampled_runs()
 
-    def _plan_waiting(self) -> list[Event]:
-        """What calls lead to that can be planned now, oldest first."""
-        return [event for request in list(self._waiting.values()) if (event := self._plan(request)) is not None]
+    def _plan_waiting(self, asked: str | None = None) -> list[Event]:
+        """What calls lead to that can be planned now, oldest first. Raises what planning ``asked`` failed with.
+
+        Another call that cannot be planned is given up, as it would be by its own event: the others go on.
+        """
+        released: list[Event] = []
+        failed: Exception | None = None
+        for request in list(self._waiting.values()):
+            try:
+                event = self._plan(request)
+            except Exception as wrong:
+                if request.call == asked:
+                    failed = wrong
+                    continue
+                log.exception("call.given_up", episode=request.episode, call=request.call)
+                event = self.give_up(request)
+            if event is not None:
+                released.append(event)
+        if failed is not None:
+            raise failed
+        return released
 
     def _plan(self, request: CallRequested) -> Event | None:
         history = self._messages.history(request.messages)

@@ -2,25 +2,24 @@
 
 Agents do not echo history byte for byte: tool arguments are re-serialised, empty content becomes null or is left out,
 reasoning is dropped. The identity of a message keeps what the model reads and forgets the rest. What changes with each
-request and tells the model nothing (``NOISE``) is taken out of a message before anything else is done with it.
+request and tells the model nothing (``text.noise``) is taken out of a message before anything else is done with it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgpack
+
+from seamlessflow.text.noise import without_noisy_lines
 
 Message = Mapping[str, Any]
 
 KEY_BYTES = 16
 """Of identities and keys: 128 bits, so that two different ones never meet."""
-
-NOISE = ("x-anthropic-billing-header:",)
-"""Beginnings of texts that clients put in front of their instructions, with a value of its own in each request."""
 
 _INSTRUCTIONS = ("system", "developer")
 _POINTER = "call_"
@@ -66,9 +65,9 @@ def without_noise(message: Message) -> Message | None:
         return message
     content = message.get("content")
     if isinstance(content, str):
-        kept: object = _without_noisy_lines(content)
+        kept: object = without_noisy_lines(content)
     elif isinstance(content, list):
-        kept = [part for part in content if not _is_noise(_part_text(part))]
+        kept = list(_without_noisy_parts(content))
     else:
         return message
     if kept == content:
@@ -76,14 +75,15 @@ def without_noise(message: Message) -> Message | None:
     return {**message, "content": kept} if kept else None
 
 
-def _without_noisy_lines(text: str) -> str:
-    while _is_noise(text):
-        text = text.lstrip().partition("\n")[2].lstrip("\n")
-    return text
-
-
-def _is_noise(text: str) -> bool:
-    return text.lstrip().startswith(NOISE)
+def _without_noisy_parts(content: Iterable[object]) -> Iterator[object]:
+    """Without noisy lines, and without parts in which there was nothing else."""
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        kept = without_noisy_lines(text) if isinstance(text, str) else text
+        if kept == text:
+            yield part
+        elif kept:
+            yield {**part, "text": kept} if isinstance(part, dict) else kept
 
 
 def _call_identity(call: Mapping[str, Any]) -> list[object]:

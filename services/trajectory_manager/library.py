@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -22,16 +23,20 @@ from .library_stream import LibraryStream
 from .parsing import Parsed, ToolCall
 from .rendering import PLAIN, KnownTurn, Renderer, Terms, parse_raw, stream_raw
 from .streaming import Streamed
-from .template import TemplateRefused
+from .template import EPOCH, TemplateRefused
 from .visible import Visible
 
 log = structlog.get_logger()
 
+_DATE = "conversation_start_date"
+"""Setting of families that show the date: today's, unless it is given."""
 
-def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Renderer | None:
+
+def library_renderer(tokenizer: ChatTokenizer, family: str | None = None, now: datetime = EPOCH) -> Renderer | None:
     """The exact renderer of a model known by its hub id (or of a named family); None when there is none.
 
-    Raises ConfigError where the package knows the model and cannot render it with this tokenizer.
+    ``now``: what a family that shows the date takes for the time, always. Raises ConfigError where the package knows the
+    model and cannot render it with this tokenizer.
 
     A fine-tune under another name may have another template, so it is rendered with its own.
     """
@@ -43,6 +48,8 @@ def library_renderer(tokenizer: ChatTokenizer, family: str | None = None) -> Ren
         return None
     try:
         config: Any = import_module("renderers.configs").config_from_name(known)
+        if _DATE in type(config).model_fields and getattr(config, _DATE) is None:
+            config = config.model_copy(update={_DATE: now.date().isoformat()})
         keeping = config.model_copy(update={"thinking_retention": "all"})
         return LibraryRenderer(base.create_renderer(tokenizer, config), tokenizer, base.create_renderer(tokenizer, keeping))
     except Exception as wrong:  # the package has no error class of its own

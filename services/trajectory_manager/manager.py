@@ -115,11 +115,25 @@ class Manager:
         """The tree of an episode that has ended not long ago. None: it is no longer here."""
         return self._recent[episode].episode.tree if episode in self._recent else None
 
-    def forget(self, episode: str) -> None:
-        """Drop all that is known of an episode, so that its events can be applied from the beginning."""
+    def drop(self) -> None:
+        """Forget everything: its shard is left. Trees go at once, as nothing else refers to them."""
+        self._open.clear()
+        self._recent.clear()
+        self._ended.clear()
+
+    def empty(self) -> Manager:
+        """Another one of the same run that has heard nothing, to fold an episode's journal into; see ``adopt``."""
+        return Manager(self._renderer, self._max_context_tokens, self._history)
+
+    def adopt(self, episode: str, folded: Manager) -> None:
+        """Put what another manager has of an episode in the place of what is here."""
         self._open.pop(episode, None)
         self._recent.pop(episode, None)
         self._ended.discard(episode)
+        if episode in folded._open:
+            self._open[episode] = folded._open[episode]
+        elif episode in folded._recent:
+            self._remember(episode, folded._recent[episode])
 
     def mark_ended(self, episodes: Iterable[str]) -> None:
         """Episodes whose end is known to be in the journal, without reading them."""

@@ -94,7 +94,7 @@ class Membership:
             context.presence.update(state=f"waits for run {run}")
             config = await read_run(context.speaker, run)
             context.presence.update(state=f"waits for the model of {run}")
-            renderer = await fetch_renderer(context.store, run, config, context.settings.work_dir)
+            renderer = await fetch_renderer(context.bus, context.store, run, config, context.settings.work_dir)
         except BadInput as wrong:
             await self._give_up(str(wrong))
             return None
@@ -106,7 +106,14 @@ class Membership:
         new_manager = await asyncio.shield(self._new_manager)
         if new_manager is None:
             return
-        manager, context = new_manager(), self._context
+        manager = new_manager()
+        try:
+            await self._serve_with(manager, shard)
+        finally:
+            manager.drop()  # whoever may still refer to it: the collector does not look for what has been here for long
+
+    async def _serve_with(self, manager: Manager, shard: str) -> None:
+        context = self._context
         async with self._folding:
             began = time.monotonic()
             folded = await fold_shard(context.bus, context.speaker, self.run, shard, manager)

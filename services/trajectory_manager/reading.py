@@ -6,17 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 
 from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
-from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, SegmentSampled, Service
+from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, RunStarted, SegmentSampled, Service
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import QUEUE_OF
 from seamlessflow.contracts.streams import journal
-from seamlessflow.errors import BadInput, Unavailable
+from seamlessflow.errors import BadInput, ConfigError, Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import fetch_folder, model_path
@@ -32,14 +33,25 @@ RECENT_SECONDS = 6.0
 """Of a shard's events, how many of the newest are looked at again by who takes it over."""
 
 
-async def fetch_renderer(store: Store, run: str, config: RunConfig, work_dir: Path) -> Renderer:
+async def started_at(bus: Bus, run: str) -> datetime:
+    """When the run's journal began: the one time that its template shows. Raises ConfigError for a run that has not begun.
+
+    Another time would make another prompt of the same journal, for who takes over on another day.
+    """
+    record = await bus.first(journal(run), subject_filter(RunStarted, run=run))
+    if record is None:
+        raise ConfigError(f"run {run!r} has not started")
+    return datetime.fromtimestamp(record.time, UTC)
+
+
+async def fetch_renderer(bus: Bus, store: Store, run: str, config: RunConfig, work_dir: Path) -> Renderer:
     """The renderer of a run's model; waits until the trainer has published the model folder, saying so."""
     folder = work_dir / "models" / run
     waited = 0
     while True:
         try:
             await asyncio.to_thread(fetch_folder, store, model_path(run), folder)
-            return await asyncio.to_thread(load_renderer, folder, config.model.name)
+            return await asyncio.to_thread(load_renderer, folder, config.model.name, now=await started_at(bus, run))
         except (FileNotFoundError, Unavailable) as wrong:
             if waited % 20 == 0:
                 log.info("model.awaited", run=run, path=model_path(run), reason=str(wrong))
@@ -90,13 +102,17 @@ async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: 
 
 
 async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Manager) -> None:
-    """Forget the episode of an event and apply its journal from the beginning."""
+    """Apply the journal of an event's episode from the beginning, and put what it gives in the place of what is known.
+
+    Beside what is known: that stays when the journal cannot be read, and answers are hinted meanwhile.
+    """
     shard, episode = getattr(event, "shard", "*"), str(getattr(event, "episode", ""))
-    manager.forget(episode)
+    folded = manager.empty()
     calls = subject_filter(CallRequested, run=event.run, shard=shard, episode=episode)  # and, on the same level, the end
     segments = subject_filter(SegmentSampled, run=event.run, shard=shard, episode=episode)
     async for _, stored in read_events(bus, speaker, event.run, (calls, segments)):
-        consequences_of(manager, stored)
+        consequences_of(folded, stored)
+    manager.adopt(episode, folded)
 
 
 def shard_filters(run: str, shard: str) -> tuple[str, ...]:

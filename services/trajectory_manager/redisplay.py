@@ -45,6 +45,16 @@ def _num_common(one: str, other: str) -> int:
     return low
 
 
+def with_other_turn(messages: Sequence[Message]) -> Sequence[Message]:
+    """Messages, the last of which begins and ends otherwise."""
+    return _With(messages, len(messages) - 1, _longer(_other(messages[-1])))
+
+
+def after_last(text: str, other: str) -> int:
+    """Where what follows the last message's own text begins. ``other``: the text ``with_other_turn``."""
+    return max(_num_common(text, other), len(text) - _num_common(text[::-1], other[::-1]))
+
+
 def _longer(turn: Message) -> Message:
     """The same with another end, of its text and of its last call."""
     changed = {**turn, "content": _and_one(text_of(turn.get("content")))}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from seamlessflow.text.tokenizer import ChatTokenizer, read_json
 
 from .identity import Message
 from .parsing import THINK, Parsed, parse_text
-from .redisplay import end_of_turn
+from .redisplay import after_last, end_of_turn, with_other_turn
 from .streaming import Parts, Streamed, TextStream
 from .template import ChatTemplate, TemplateRefused
 from .visible import Visible
@@ -113,17 +114,23 @@ class TemplateRenderer:
 
     def _as_before(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> tuple[int, str] | None:
         """The close token of the turn and the text from it on, where the turn is shown as when it was the last message."""
-        for start in self._template.starts(known.num_messages):
-            before = self._template.render(messages[: known.num_messages], tools, add_generation_prompt=False, start=start)
-            end = max(((before.rfind(self._tokenizer.token(stop)), stop) for stop in self._stops), default=(-1, -1))
-            if end[0] >= 0:
-                after = self._template.render(messages, tools, add_generation_prompt=True, start=start)
-                return (end[1], after[end[0] :]) if after.startswith(before) else None
-        return None
+        start, earlier = self._template.start(known.num_messages), messages[: known.num_messages]
+        before = self._template.render(earlier, tools, add_generation_prompt=False, start=start)
+        place, close = max((before.rfind(self._tokenizer.token(stop)), stop) for stop in self._stops)
+        if place < 0:
+            return None
+        try:
+            other = self._template.render(with_other_turn(earlier), tools, add_generation_prompt=False, start=start)
+        except TemplateRefused:  # what was changed in order to see where the turn's own text is
+            return None
+        if place < after_last(before, other):  # it is the turn's own text, or before it: the turn is shown without one
+            return None
+        after = self._template.render(messages, tools, add_generation_prompt=True, start=start)
+        return (close, after[place:]) if after.startswith(before) else None
 
     def _redisplayed(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> tuple[int, str] | None:
         """The same where the template shows the turn, or what is before it, otherwise now: it still ends somewhere."""
-        start, texts = self._template.starts(known.num_messages)[0], {self._tokenizer.token(stop): stop for stop in self._stops}
+        start, texts = self._template.start(known.num_messages), {self._tokenizer.token(stop): stop for stop in self._stops}
         try:
             found = end_of_turn(
                 lambda changed: self._template.render(changed, tools, add_generation_prompt=True, start=start),
@@ -172,18 +179,19 @@ def stream_raw(visible: Visible, terms: Terms) -> Streamed:
     return TextStream(visible.spoken(), terms.stop, None)
 
 
-def load_renderer(folder: Path, model_name: str = "") -> Renderer:
+def load_renderer(folder: Path, model_name: str = "", *, now: datetime) -> Renderer:
     """The renderer of a model folder (config, tokenizer, template). Raises ConfigError that says what is missing.
 
-    ``model_name``: the hub id where known; the ``renderers`` package goes by it.
+    ``model_name``: the hub id where known; the ``renderers`` package goes by it. ``now``: what a template that shows the
+    date takes for the time, always.
     """
     from .library import library_renderer
 
     tokenizer = ChatTokenizer.load(folder, model_name)
-    exact = library_renderer(tokenizer)
+    exact = library_renderer(tokenizer, now=now)
     if exact is not None:
         return exact
-    return TemplateRenderer(tokenizer, ChatTemplate.load(folder, tokenizer.named), stop_ids_of(folder, tokenizer))
+    return TemplateRenderer(tokenizer, ChatTemplate.load(folder, tokenizer.named, now), stop_ids_of(folder, tokenizer))
 
 
 def stop_ids_of(folder: Path, tokenizer: ChatTokenizer) -> list[int]:

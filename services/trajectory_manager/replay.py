@@ -26,7 +26,7 @@ from seamlessflow.weights import fetch_folder, model_path
 
 from .comparison import SAID, Comparison, replay
 from .manager import Manager
-from .reading import read_events, shard_filters
+from .reading import read_events, shard_filters, started_at
 from .rendering import load_renderer
 
 NUM_SHOWN = 20
@@ -48,7 +48,7 @@ async def replay_run(bus: Bus, store: Store, run: str) -> Comparison:
             await asyncio.to_thread(fetch_folder, store, model_path(run), Path(scratch))
         except FileNotFoundError as wrong:
             raise ConfigError(f"run {run!r}: its model folder {model_path(run)} is not in the store {store.url}") from wrong
-        renderer = load_renderer(Path(scratch), config.model.name)
+        renderer = load_renderer(Path(scratch), config.model.name, now=await started_at(bus, run))
     filters = (*shard_filters(run, "*"), *(subject_filter(kind, run=run) for kind in (*SAID, RunEnded)))
     events = [each async for each in read_events(bus, speaker, run, filters)]
     return await asyncio.to_thread(replay, events, Manager(renderer, config.model.max_context_tokens, config.sampling.history))

@@ -119,14 +119,15 @@ class RunMember:
         self._deltas = Deltas(manager.renderer, manager.terms_of)
         self._speaker = AnsweringSpeaker(context.bus, context.store, manager.reply_of, self._deltas.answered)
         self._inbox = AnsweringInbox(context.bus, self._speaker, context.store, Service.TRAJECTORY_MANAGER, manager.give_up)
-        handler: Callable[[Event], Awaitable[list[Event]]] = self.on_event
-        self.table: HandlerTable = dict.fromkeys((CallRequested, SegmentSampled, GenerationEnded, EpisodeEnded), handler)
 
     async def consume(self, run: str, shard: str) -> Subscription:
         """Handle a shard's queue in the order of delivery."""
         queue = queue_stream(Service.TRAJECTORY_MANAGER, run)
         part = consumer_name(Service.TRAJECTORY_MANAGER, shard)
-        return await self._inbox.consume(queue, part, self.table, credit=CREDIT, serial=True)
+        handler: Callable[[Event], Awaitable[list[Event]]] = self.on_event
+        # Kept by the subscription alone: held here as well, it would be a cycle, which is settled and never collected.
+        table: HandlerTable = dict.fromkeys((CallRequested, SegmentSampled, GenerationEnded, EpisodeEnded), handler)
+        return await self._inbox.consume(queue, part, table, credit=CREDIT, serial=True)
 
     async def say_again(self, events: list[Event]) -> None:
         """What a manager that died may not have said; else who waits for it waits until its deliveries come again."""

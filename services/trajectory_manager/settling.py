@@ -2,7 +2,8 @@
 
 A full collection walks all objects that may be part of a cycle. The trees of 10,000 open episodes have a million of them,
 all alive: a walk takes half a second, in which no call is answered, and finds nothing. So what has survived for a while is
-taken out of the collector's sight; it goes as ever when nobody refers to it any more, and only cycles in it stay.
+taken out of the collector's sight; it goes as ever when nobody refers to it any more, and only cycles in it stay. Trees are
+in no cycle, and a shard that is left drops them itself (``Manager.drop``), whatever else may still refer to its manager.
 """
 
 from __future__ import annotations

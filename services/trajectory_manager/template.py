@@ -18,20 +18,25 @@ from seamlessflow.models.checking import template_source
 from .identity import Message, text_of
 from .template_tail import TemplateTail
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class TemplateRefused(BadInput):
     """The template does not accept these messages, such as two user turns in a row."""
 
 
 class ChatTemplate:
-    """Text of a conversation. Always the same text for the same messages, dates excepted."""
+    """Text of a conversation. Always the same text for the same messages."""
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """``variables``: bos_token and the like. Raises ConfigError when the template does not compile."""
+    def __init__(self, source: str, variables: Mapping[str, str], now: datetime = EPOCH) -> None:
+        """``variables``: bos_token and the like. ``now``: what the template takes for the time, always.
+
+        Raises ConfigError when the template does not compile.
+        """
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+        environment.globals["strftime_now"] = now.strftime
         try:
             self._template = environment.from_string(source)
             self._tail = TemplateTail.of(environment, source)
@@ -40,19 +45,19 @@ class ChatTemplate:
         self._variables = dict(variables)
 
     @classmethod
-    def load(cls, folder: Path, variables: Mapping[str, str]) -> ChatTemplate:
+    def load(cls, folder: Path, variables: Mapping[str, str], now: datetime) -> ChatTemplate:
         """Raises ConfigError when the folder brings no template."""
         source = template_source(folder)
         if source is None:
             raise ConfigError(f"{folder}: no chat_template.jinja and none in tokenizer_config.json; agents need one")
-        return cls(source, variables)
+        return cls(source, variables, now)
 
     def render(
         self, messages: Sequence[Message], tools: list[Any] | None, *, add_generation_prompt: bool, start: int = 0
     ) -> str:
         """Raises TemplateRefused with the template's own words.
 
-        start: 0, or one of ``starts``: only the text from that message on, which does not depend on how many come before.
+        start: 0, or what ``start`` gives: only the text from that message on, which does not depend on how many come before.
         """
         variables = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt, **self._variables}
         try:
@@ -62,12 +67,13 @@ class ChatTemplate:
         except Exception as wrong:  # a template runs code of its author's: whatever it raises, it refuses
             raise TemplateRefused(f"the model's chat template refuses these messages: {wrong}") from wrong
 
-    def starts(self, num_before: int) -> tuple[int, ...]:
-        """From where to render, best first, in order to see how a conversation goes on after ``num_before`` messages.
+    def start(self, num_before: int) -> int:
+        """From where to render in order to see how a conversation goes on after ``num_before`` messages: the last of them,
+        or 0 where all have to be rendered.
 
-        Whatever follows them, the text before such a start is the same.
+        Whatever follows them, the text before it is the same.
         """
-        return (0,) if self._tail is None or num_before < 2 else (num_before - 1, 0)
+        return 0 if self._tail is None or num_before < 2 else num_before - 1
 
 
 class _Ready(Sequence[Mapping[str, Any]]):

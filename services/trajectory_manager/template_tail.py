@@ -18,6 +18,8 @@ import jinja2
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
+from .template_alias import resolve_aliases
+
 MESSAGES, LOOP, START, REST = "messages", "loop", "sf_start", "sf_rest"
 
 _PLAIN = (
@@ -66,6 +68,7 @@ def _cut(tree: nodes.Template) -> None:
     """Make a template give its tail only. Raises _NoTail."""
     if any(tree.find_all(_ELSEWHERE)):
         raise _NoTail
+    resolve_aliases(tree, MESSAGES, _STATEFUL | {LOOP, START, REST})
     loops = [each for each in tree.body if isinstance(each, nodes.For) and _is_name(each.iter, MESSAGES)]
     if not loops:
         raise _NoTail

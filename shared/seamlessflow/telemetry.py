@@ -34,7 +34,9 @@ def configure_logging(settings: Settings, service: Service) -> None:
     """Set up structlog for this process and bind who speaks. Call once, before anything is logged."""
     as_json = settings.log_json if settings.log_json is not None else not sys.stderr.isatty()
     level = logging.getLevelNamesMapping().get(settings.log_level.upper(), logging.INFO)
-    renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    # Without what local variables hold: some are keys.
+    pretty = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    renderer = structlog.processors.JSONRenderer() if as_json else pretty
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

@@ -201,10 +201,11 @@ class Protocol(RuleBasedStateMachine):
         try:
             return self.manager.apply(event)
         except NotYet:
-            self.manager.forget(event.episode)  # type: ignore[attr-defined]
+            folded = self.manager.empty()
             for each in self.journal.stored:
                 if getattr(each.event, "episode", None) == event.episode and isinstance(each.event, HEARD):  # type: ignore[attr-defined]
-                    consequences_of(self.manager, each.event)
+                    consequences_of(folded, each.event)
+            self.manager.adopt(event.episode, folded)  # type: ignore[attr-defined]
             return self.manager.apply(event)
 
     @rule(num_rounds=st.integers(2, 7))

@@ -254,6 +254,8 @@ NOISE = "x-anthropic-billing-header: cc_version=2.1; cch={};"
         ("\n " + NOISE + "\n\n" + NOISE + "\n\nbe brief", "be brief"),
         ([{"type": "text", "text": NOISE}, {"type": "text", "text": "be brief"}], [{"type": "text", "text": "be brief"}]),
         ([{"type": "text", "text": NOISE}], None),
+        ([{"type": "text", "text": NOISE + "\nbe brief"}], [{"type": "text", "text": "be brief"}]),
+        ([NOISE + "\nbe brief", NOISE, "be kind", "", None], ["be brief", "be kind", "", None]),
         ("be brief\n" + NOISE, "be brief\n" + NOISE),
         ("", ""),
         (None, None),

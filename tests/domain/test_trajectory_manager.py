@@ -8,6 +8,8 @@ too early     NotYet: remembered, and judged when what is missing comes
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -32,7 +34,7 @@ from services.trajectory_manager.comparison import HEARD, SAID, consequences_of,
 from services.trajectory_manager.manager import Manager, NotYet
 from services.trajectory_manager.rendering import TemplateRenderer
 from services.trajectory_manager.template import ChatTemplate
-from tests.domain.trajectory_builders import CALC, EPISODE, ORIGIN, World, manager, renderer, tokenizer, user
+from tests.domain.trajectory_builders import CALC, EPISODE, ORIGIN, World, digest_of, manager, renderer, tokenizer, user
 
 TOOL_CALL = '<tool_call>{"name": "calc", "arguments": {"expression": "3+4"}}</tool_call>'
 
@@ -226,6 +228,53 @@ def test_a_call_that_overtakes_the_turn_it_points_at_waits(world: World):
     assert isinstance(released, GenerationRequested) and released.parent == "c0"
 
 
+def test_a_call_that_cannot_be_planned_breaks_no_other(world: World):
+    """Whatever fails on it: by its own event it fails itself, and one that comes after it gives it up and goes on."""
+    broken = {"role": "assistant", "content": "", "tool_calls": ["no map"]}
+    first = world.agent.asks([broken, user("q")], call="bad")
+    with pytest.raises(AttributeError):
+        world.manager.apply(first)
+    good = world.agent.asks([user("r")], call="good")
+    request, given_up = world.manager.apply(good)
+    assert isinstance(request, GenerationRequested) and request.generation == "good"
+    assert isinstance(given_up, CallAnswered) and given_up.call == "bad" and given_up.error is not None
+    assert world.manager.apply(first) == [given_up] and world.manager.apply(good) == [request]
+
+
+def test_a_call_that_fails_does_not_keep_others_from_being_planned(world: World):
+    """What it lets go on is planned all the same, and said by its own event."""
+    waiting = world.agent.asks([user("a"), user("b")], call="waits")
+    later = waiting.model_copy(update={"unseen": {}})
+    with pytest.raises(NotYet):
+        world.manager.apply(later)
+    broken = {"role": "assistant", "content": "", "tool_calls": ["no map"]}
+    bad = world.agent.asks([broken], call="bad")
+    carries = {digest_of(user(text)): user(text) for text in "ab"}
+    with pytest.raises(AttributeError):
+        world.manager.apply(bad.model_copy(update={"unseen": {**bad.unseen, **carries}}))
+    request, given_up = world.manager.apply(later)
+    assert isinstance(request, GenerationRequested) and request.generation == "waits"
+    assert isinstance(given_up, CallAnswered) and given_up.call == "bad"
+
+
+def test_a_manager_of_a_shard_that_is_left_drops_its_trees_at_once():
+    """Without the collector, which does not look at what has been there for long."""
+    under_test = manager()
+    world = World(under_test)
+    world.turn([user("q")], "seven")
+    World(under_test, episode="g1-0-0").turn([user("q")], "seven")
+    episode = under_test.episode(EPISODE)
+    assert episode is not None
+    tree = weakref.ref(episode.tree)
+    del episode
+    gc.disable()
+    try:
+        under_test.drop()
+        assert tree() is None and under_test.episode("g1-0-0") is None
+    finally:
+        gc.enable()
+
+
 def long_episode() -> World:
     """Chat, a tool call, two answers to one prompt, an answer nobody read, an end with an open call."""
     world = World()
@@ -309,9 +358,10 @@ def test_finished_episodes_are_released():
     assert under_test.apply(ends[3]) == worlds[3].journal[-1:]
     with pytest.raises(NotYet):
         under_test.apply(ends[0])
-    under_test.forget("g0-0-0")
+    folded = under_test.empty()
     for event in worlds[0].journal:
-        under_test.apply(event, settled=True)
+        folded.apply(event, settled=True)
+    under_test.adopt("g0-0-0", folded)
     assert under_test.apply(ends[0]) == worlds[0].journal[-1:]
 
 

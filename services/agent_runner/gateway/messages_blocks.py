@@ -2,7 +2,7 @@
 
 The same conversation comes out the same however a client cuts it: neighbours of one role are one message, as Anthropic's
 API combines them. A user's texts are joined with a blank line, an assistant's with nothing in between: they were one text
-when we gave them. Claude Code's first system block may differ with each request and tells the model nothing: it is dropped.
+when we gave them. Claude Code's first system line may differ with each request and tells the model nothing: it is dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from seamlessflow.text.noise import without_noisy_lines
+
 from .bodies import kind_of, shown
 from .errors import ApiError, bad_request, unsupported
 
-BILLING = "x-anthropic-billing-header:"
 BLANK_LINE = "\n\n"
 SIGNATURE = "seamlessflow-"
 """A signature is this and the call that thought it: clients bring it back byte for byte."""
@@ -27,7 +28,7 @@ _KINDS = {"user": "text and tool_result", "assistant": "text, thinking and tool_
 def system_messages(given: Any) -> Iterator[dict[str, Any]]:
     """One message or none. Raises ApiError 400 that names the place."""
     texts = [] if given is None else _texts(given, "system")
-    kept = [text for text in texts if text and not text.lstrip().startswith(BILLING)]
+    kept = [clean for text in texts if (clean := without_noisy_lines(text))]
     if kept:
         yield {"role": "system", "content": BLANK_LINE.join(kept)}
 

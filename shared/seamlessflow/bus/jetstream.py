@@ -113,7 +113,7 @@ class JetStreamBus:
         self._publisher = Publisher(wire, self._direct, patience_seconds)
         self._reader = Reader(wire, self._direct)
         self._admin = Admin(wire, patience_seconds)
-        self._pulls: list[StandingPull] = []
+        self._pulls: set[StandingPull] = set()
         self._buckets: dict[str, tuple[int, JetStreamKeyValue]] = {}
         """By name, with the ``reconnects`` at which it was known to be there."""
 
@@ -127,9 +127,11 @@ class JetStreamBus:
     async def consume(
         self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
     ) -> Subscription:
-        pull = StandingPull(self._wire, stream, consumer, handler, credit=credit, priority=priority)
+        pull = StandingPull(
+            self._wire, stream, consumer, handler, credit=credit, priority=priority, on_left=self._pulls.discard
+        )
         await pull.start()
-        self._pulls = [each for each in self._pulls if not each.has_left] + [pull]
+        self._pulls.add(pull)
         return pull
 
     def read(

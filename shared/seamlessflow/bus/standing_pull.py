@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
-from seamlessflow.bus.base import Handler
+from seamlessflow.bus.base import Delivery, Handler
 from seamlessflow.bus.delivery import JetStreamDelivery
 from seamlessflow.bus.wire import Incoming, Wire
 
@@ -44,10 +45,23 @@ _LOOK_SECONDS = 0.25
 
 
 class StandingPull:
-    """See the module. ``priority`` None for a consumer without a priority group; 0 is served before 1."""
+    """See the module. ``priority`` None for a consumer without a priority group; 0 is served before 1.
 
-    def __init__(self, wire: Wire, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None) -> None:
-        self._wire = wire
+    ``on_left``: told when nothing is held any more.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        stream: str,
+        consumer: str,
+        handler: Handler,
+        *,
+        credit: int,
+        priority: int | None,
+        on_left: Callable[[StandingPull], None] = lambda _: None,
+    ) -> None:
+        self._wire, self._on_left = wire, on_left
         self._where = {"stream": stream, "consumer": consumer}
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._group = {} if priority is None else {"group": PRIORITY_GROUP, "priority": priority}
@@ -74,10 +88,6 @@ class StandingPull:
         if credit != self._credit:  # a pull among many is told its share at every delivery of any of them
             self._credit = credit
             self._wake.set()
-
-    @property
-    def has_left(self) -> bool:
-        return self._leaving is not None and self._leaving.done()
 
     async def leave(self) -> None:
         if self._leaving is None:
@@ -191,3 +201,9 @@ class StandingPull:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._stop_listening()
         self.abandon()
+        self._handler = _nobody  # it goes with all that it refers to, whoever still has the subscription
+        self._on_left(self)
+
+
+async def _nobody(delivery: Delivery) -> None:
+    await delivery.nak()

@@ -117,6 +117,8 @@ def test_what_differs_with_each_request_is_dropped_from_the_system_prompt() -> N
     assert asked(system=systems[0]).messages == asked(system=systems[1]).messages
     assert asked(system=systems[0]).messages[0] == {"role": "system", "content": "be brief\n\nbe kind"}
     assert asked(system=systems[0][:1]).messages == asked(system="").messages == asked().messages
+    shared = [text("x-anthropic-billing-header: cch=3;\nbe brief"), text("be kind")]
+    assert asked(system=shared).messages == asked(system=systems[0]).messages
 
 
 def test_what_the_system_says_in_between_stays_where_it_was_said() -> None:

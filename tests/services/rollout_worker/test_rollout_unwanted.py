@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -179,6 +180,39 @@ async def test_many_generations_look_once_for_all_abandoned_calls(world: World):
 
     third = [await interests.look(request, before) for request, before in zip(requests, second, strict=True)]
     assert third == second and bus.looks == {"of all": 2, "of its episode": 60, "of one": 20}
+
+
+class SlowBus(MemoryBus):
+    """Counts round trips that cannot go side by side."""
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.num_trips = self.num_now = 0
+
+    async def first(self, stream, subject):
+        self.num_trips += self.num_now == 0
+        self.num_now += 1
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.num_now -= 1
+        return await super().first(stream, subject)
+
+
+async def test_an_abandoned_call_costs_later_generations_no_further_round_trip(world: World):
+    """Each asks for its own call beside its episode."""
+    await world.open_run()
+    early, late = await asked(world, 2)
+    await world.abandon("c0")
+    bus = SlowBus(world.server)
+    interests = Interests(bus, world.worker().context.speaker)
+    interests._speaker._bus = bus
+    assert (await interests.look(early)).is_abandoned
+
+    bus.num_trips = 0
+    for _ in range(3):
+        assert not (await interests.look(late)).is_abandoned
+
+    assert bus.num_trips == 3
 
 
 async def test_what_is_abandoned_between_two_looks_is_found_by_the_next(world: World):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Lease, Role, Service
@@ -15,6 +15,8 @@ from services.scheduler.shards import RELEASE_SECONDS, share
 
 MANAGER = Service.TRAJECTORY_MANAGER.value
 DEMAND = Demand("r1", "multiplexed", num_shards=6)
+OTHER = Demand("r2", "multiplexed", num_shards=4)
+DEMANDS = (DEMAND, OTHER)
 
 
 @dataclass
@@ -25,14 +27,17 @@ class Peer:
     is_quiet: bool = False
     epoch: int = 0
     acts_on: frozenset[int] = frozenset()
+    """Shards of ``run``."""
     run: str | None = None
+    serves: str = DEMAND.run
+    """The run that it is allocated to."""
     lease: Lease | None = None
     lease_since: float = 0.0
 
     def obey(self) -> None:
         """Leave first, then say so; only then join."""
         if self.is_up and not self.is_quiet and self.lease is not None:
-            self.epoch, self.acts_on, self.run = self.lease.epoch, frozenset(map(int, self.lease.tags)), "r1"
+            self.epoch, self.acts_on, self.run = self.lease.epoch, frozenset(map(int, self.lease.tags)), self.lease.run
 
 
 @dataclass
@@ -55,15 +60,20 @@ class Peers:
 
     def tick(self, after: float = 0.5) -> None:
         self.now += after
-        nodes = self.nodes()
-        for name, shards in share(nodes, nodes, DEMAND, self.now).items():
-            peer, tags = self.peers[name], tuple(map(str, shards))
-            if peer.lease is None or peer.lease.tags != tags:
-                epoch = peer.lease.epoch + 1 if peer.lease is not None else 1
-                peer.lease, peer.lease_since = Lease(run="r1", role=Role.SERVE, tags=tags, epoch=epoch), self.now
+        everyone = self.nodes()
+        for demand in DEMANDS:
+            mine = [node for node in everyone if self.peers[node.name].serves == demand.run]
+            for name, shards in share(mine, everyone, demand, self.now).items():
+                self._write(self.peers[name], demand.run, tuple(map(str, shards)))
 
-    def leased(self) -> list[str]:
-        return sorted(tag for peer in self.peers.values() if peer.lease is not None for tag in peer.lease.tags)
+    def _write(self, peer: Peer, run: str, tags: tuple[str, ...]) -> None:
+        if peer.lease is None or (peer.lease.run, peer.lease.tags) != (run, tags):
+            epoch = peer.lease.epoch + 1 if peer.lease is not None else 1
+            peer.lease, peer.lease_since = Lease(run=run, role=Role.SERVE, tags=tags, epoch=epoch), self.now
+
+    def leased(self, run: str = DEMAND.run) -> list[str]:
+        leases = [peer.lease for peer in self.peers.values() if peer.lease is not None and peer.lease.run == run]
+        return sorted(tag for lease in leases for tag in lease.tags)
 
     def tags(self) -> dict[str, tuple[str, ...]]:
         return {name: peer.lease.tags for name, peer in self.peers.items() if peer.lease is not None}
@@ -77,39 +87,46 @@ class Peers:
 
 
 ALL = [str(shard) for shard in range(DEMAND.num_shards)]
-steps = st.lists(
-    st.tuples(st.sampled_from("abc"), st.sampled_from(["up", "kill", "freeze", "wake", "obey", "tick"])), max_size=40
-)
+happenings = st.sampled_from(["up", "kill", "freeze", "wake", *["obey"] * 3, "move", *["tick"] * 3])
+steps = st.lists(st.tuples(st.sampled_from("abc"), happenings), max_size=40)
 
 
-@given(steps)
-def test_no_two_managers_that_are_awake_ever_act_on_one_shard(drawn):
-    """Whatever they do and in whatever order: a shard is given only when nobody else can still act on it."""
-    world = Peers()
+@settings(max_examples=300)
+@given(there=st.sets(st.sampled_from("abc")), drawn=steps)
+def test_no_two_managers_that_are_awake_ever_act_on_one_shard(there, drawn):
+    """Whatever they do and in whatever order, also while they are given to another run: a shard is given only when nobody
+    else can still act on it."""
+    world = Peers(peers={name: Peer() for name in there})
+    world.settle()
     for name, what in drawn:
         peer = world.peers.setdefault(name, Peer())
         if what == "up" and not peer.is_up:
-            world.peers[name] = Peer(lease=peer.lease, lease_since=peer.lease_since)
+            world.peers[name] = Peer(lease=peer.lease, lease_since=peer.lease_since, serves=peer.serves)
         elif what == "kill":
-            world.peers[name] = Peer(is_up=False, lease=peer.lease, lease_since=peer.lease_since)
+            world.peers[name] = Peer(is_up=False, lease=peer.lease, lease_since=peer.lease_since, serves=peer.serves)
         elif what in ("freeze", "wake"):
             # Who stood still judges nothing before it has read its lease again.
             peer.is_quiet, peer.acts_on = what == "freeze", frozenset()
         elif what == "obey":
             peer.obey()
+        elif what == "move":
+            peer.serves = OTHER.run if peer.serves == DEMAND.run else DEMAND.run
         else:
             world.tick(0.1)
-        leased = world.leased()
-        assert len(set(leased)) == len(leased), "a shard is in two leases"
-        acting = [shard for each in world.peers.values() if not each.is_quiet for shard in each.acts_on]
+        for demand in DEMANDS:
+            leased = world.leased(demand.run)
+            assert len(set(leased)) == len(leased), "a shard is in two leases"
+        acting = [(each.run, shard) for each in world.peers.values() if not each.is_quiet for shard in each.acts_on]
         assert len(set(acting)) == len(acting), "two managers act on one shard"
 
     for peer in world.peers.values():
         peer.is_up, peer.is_quiet = True, False
     if world.peers:
         world.settle()
-        counts = [len(peer.acts_on) for peer in world.peers.values()]
-        assert world.leased() == ALL and sum(counts) == len(ALL) and max(counts) - min(counts) <= 1
+    for demand in DEMANDS:
+        counts = [len(peer.acts_on) for peer in world.peers.values() if peer.serves == demand.run]
+        if counts:
+            assert len(world.leased(demand.run)) == sum(counts) == demand.num_shards and max(counts) - min(counts) <= 1
 
 
 def two() -> Peers:
@@ -132,6 +149,19 @@ def test_a_new_manager_gets_shards_only_when_the_old_one_has_let_go_of_them():
     world.settle()
     after = world.tags()
     assert len(after["c"]) == 2 and all(set(after[name]) < set(before[name]) for name in before)
+
+
+def test_the_shards_of_a_manager_that_another_run_takes_are_given_when_it_has_let_go():
+    """It acts on them until it obeys its new lease; first they are in no lease."""
+    world = two()
+    world.peers["a"].serves = OTHER.run
+    kept = world.tags()["b"]
+    for _ in range(3):
+        world.tick()
+        assert world.tags()["b"] == kept and world.leased() == sorted(kept)
+    world.peers["a"].obey()
+    world.tick()
+    assert world.leased() == ALL and world.tags()["b"] == tuple(ALL)
 
 
 def test_a_manager_that_does_not_let_go_is_not_waited_for_for_ever():

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory_server import MemoryServer
+from services.trajectory_manager.service import RunMember
 from services.trajectory_manager.settling import Settling
+from tests.domain.trajectory_builders import manager
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +35,22 @@ def test_what_is_there_is_walked_no_more():
     assert gc.get_freeze_count() <= first
     settling.tick()
     assert gc.get_freeze_count() >= first + len(later)
+
+
+def test_who_handled_a_shard_goes_with_its_last_reference():
+    """A cycle of its own would have kept it, and with it what it refers to."""
+    context: Any = SimpleNamespace(bus=MemoryBus(MemoryServer()), store=None)
+
+    async def sure() -> None: ...
+
+    member = RunMember(context, manager(), sure)
+    found = weakref.ref(member)
+    gc.disable()
+    try:
+        del member
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_what_nobody_refers_to_goes_all_the_same():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from seamlessflow.errors import ConfigError
 from seamlessflow.text.tokenizer import ChatTokenizer
 from services.trajectory_manager.library import library_renderer
 from services.trajectory_manager.rendering import KnownTurn, TemplateRenderer, Terms, load_renderer
-from services.trajectory_manager.template import ChatTemplate, TemplateRefused
+from services.trajectory_manager.template import EPOCH, ChatTemplate, TemplateRefused
 from tests.domain.trajectory_builders import CALC, CHATML, SMOLLM2, renderer, tokenizer, user
 
 texts = st.text(alphabet="ab 1+2=?\n\té漢", max_size=24)
@@ -78,6 +80,40 @@ def test_a_template_that_rewrites_earlier_turns_gives_no_suffix():
     assert under_test.suffix(KnownTurn(list, words.encode("seven<|im_end|>"), 2), messages, None) is None
 
 
+UNCLOSED = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}{{ message.content + '\n' }}{% else %}"
+    "{{ '<|im_start|>' + message.content + '<|im_end|>' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("said", ["seven", "", " ", "se<|im_end|>ven"])
+def test_a_turn_that_is_shown_without_a_close_token_is_not_said_twice(said: str):
+    """The close token in front of it is the user's, and one in its own text closes nothing."""
+    messages = [user("q"), {"role": "assistant", "content": said}, user("r")]
+    assert renderer(UNCLOSED).suffix(KnownTurn(list, tokenizer().encode(said + "<|im_end|>"), 2), messages, None) is None
+
+
+def test_a_template_that_shows_the_date_shows_always_the_same():
+    """Whoever renders, and on whatever day."""
+    now = datetime(2026, 11, 29, 23, 59, tzinfo=UTC)
+    template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M') }}", {}, now)
+    assert template.render([user("q")], None, add_generation_prompt=True) == "29 Nov 2026 23:59"
+
+
+def test_a_library_renderer_that_shows_the_date_shows_always_the_same(monkeypatch: pytest.MonkeyPatch):
+    """The package would show today's."""
+    pytest.importorskip("renderers")
+    configs: list[Any] = []
+
+    def create(_: Any, config: Any) -> Any:
+        configs.append(config)
+        return SimpleNamespace(get_stop_token_ids=lambda: [0])
+
+    monkeypatch.setattr("renderers.base.create_renderer", create)
+    library_renderer(tokenizer(), "gpt-oss", now=datetime(2026, 11, 29, tzinfo=UTC))
+    assert [config.conversation_start_date for config in configs] == ["2026-11-29"] * 2
+
+
 def test_tool_arguments_reach_the_template_as_a_map_and_odd_content_as_text():
     """Clients send arguments as a string and content as null or parts."""
     call = {"id": "x", "type": "function", "function": {"name": "calc", "arguments": '{"e":"1+1"}'}}
@@ -125,7 +161,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_model_folder_is_all_it_needs(folder: Path):
     """Tokenizer, template and stop tokens come from the published folder."""
-    loaded = load_renderer(folder, "some/unknown-model")
+    loaded = load_renderer(folder, "some/unknown-model", now=EPOCH)
     assert loaded.stop_token_ids == (0, tokenizer(60).eos_token_id)
     assert loaded.render([user("hi")], None) == renderer(SMOLLM2, 60).render([user("hi")], None)
 
@@ -135,14 +171,15 @@ def test_an_incomplete_model_folder_says_what_is_missing(folder: Path, missing: 
     """The message names the file."""
     (folder / missing).unlink()
     with pytest.raises(ConfigError, match=missing):
-        load_renderer(folder)
+        load_renderer(folder, now=EPOCH)
 
 
 def test_loading_a_renderer_loads_no_torch(folder: Path):
     """The manager runs where torch is not installed, and starts fast where it is."""
     script = (
         "import sys; from pathlib import Path; from services.trajectory_manager.rendering import load_renderer; "
-        f"load_renderer(Path({str(folder)!r}), 'x'); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
+        "from services.trajectory_manager.template import EPOCH; "
+        f"load_renderer(Path({str(folder)!r}), 'x', now=EPOCH); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     )
     root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", script], cwd=root, env={"PYTHONPATH": f"{root}/shared:{root}"}).returncode == 0

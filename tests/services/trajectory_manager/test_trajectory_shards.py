@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 
 from seamlessflow.contracts import GenerationRequested
 from seamlessflow.contracts.streams import run_consumers
 from services.trajectory_manager import membership
-from tests.domain.trajectory_builders import RUN, user
+from services.trajectory_manager.manager import Manager
+from tests.domain.trajectory_builders import EPISODE, RUN, user
 from tests.services.trajectory_manager.trajectory_world import Running, World
 
 
@@ -62,6 +65,30 @@ async def test_a_shard_that_is_given_or_taken_does_not_touch_the_others(world: W
     request = await world.found(GenerationRequested, generation=asked.call)
     assert request.parent == second.call and (await world.answer(asked.call)).message["content"] == "nine"
     assert folded == ["0", "1", "0"]
+
+
+async def test_the_trees_of_a_shard_that_is_left_go_with_it(world: World, monkeypatch: pytest.MonkeyPatch):
+    """Also what has been there for so long that the collector does not look at it any more."""
+    managers: list[Manager] = []
+    fold = membership.fold_shard
+
+    async def noted(bus, speaker, run, shard, manager):
+        managers.append(manager)
+        return await fold(bus, speaker, run, shard, manager)
+
+    monkeypatch.setattr(membership, "fold_shard", noted)
+    running = await world.start_manager()
+    try:
+        await world.turn([user("q")], "seven")
+        await world.queue_is_empty()
+        episode = managers[0].episode(EPISODE)
+        assert episode is not None and gc.get_freeze_count() > 0
+        tree = weakref.ref(episode.tree)
+        del episode
+        await obeys(world, running)
+        assert managers[0].episode(EPISODE) is None and tree() is None
+    finally:
+        gc.unfreeze()
 
 
 async def test_a_manager_that_missed_a_lease_reads_everything_again(world: World, folded: list[str]):
