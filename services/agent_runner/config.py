@@ -20,9 +20,10 @@ class RunnerSettings(Settings):
     gateway_only: bool = False
     """True (or ``--gateway-only``): start no agents, serve only those that run elsewhere."""
     gateway_token: str | None = Field(default=None, repr=False)
-    """Secret with which agents that run elsewhere open episodes. None: nobody may, unless the gateway is on loopback only."""
+    """Secret with which agents that run elsewhere open episodes. None: nobody may, unless only this machine reaches it."""
     gateway_url: str | None = None
-    """Where agents elsewhere reach the gateway, such as ``https://agents.example``. None: the address they called it by."""
+    """Where agents elsewhere reach the gateway, such as ``https://agents.example``. None: the address they called it by.
+    One that is not this machine's needs a token."""
     verifier_seconds: float = Field(default=30.0, gt=0)
     """A verifier that has not answered for this long counts as hung: it is killed and started anew."""
     verifier_start_seconds: float = Field(default=60.0, gt=0)

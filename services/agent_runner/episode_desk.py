@@ -9,15 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from seamlessflow.contracts import EpisodeEnded, RunEnded, TaskSubmitted
-from seamlessflow.errors import BadInput, SeamlessFlowError
+from seamlessflow.contracts import EpisodeEnded, RunEnded
+from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.runtime import Speaker
 
 from .asks import Ask, NoEpisode, Serving, env_of, why_none, why_not_served
 from .external import ExternalEpisode, Report
-from .gateway.errors import ApiError, bad_request
+from .gateway.errors import ApiError
+from .new_tasks import say_task
 from .outlet import Asking
 
 NUM_REMEMBERED = 4096
@@ -87,13 +86,19 @@ class EpisodeDesk:
         while True:
             env, serving = await self._served(ask, deadline, is_there)
             if not is_said:
+                if task is None:
+                    await self._place(serving, env, deadline, is_there)
                 task = task or f"x-{secrets.token_hex(8)}"
-                await self._say_task(ask, serving.run, env, task, deadline)
+                await say_task(self._speaker, ask, serving.run, env, task, deadline)
                 is_said = True
             outlet, asking = serving.outlets[env], Asking(task, is_there=is_there)
             outlet.ask(asking)
             try:
                 episode = await _handed(asking, max(deadline, time.monotonic() + PULL_SECONDS))
+            except BaseException:
+                if asking.handed.done() and (unheard := asking.handed.result()) is not None:
+                    unheard.abandon()
+                raise
             finally:
                 outlet.withdraw(asking)
             if episode is not None:
@@ -135,6 +140,13 @@ class EpisodeDesk:
                 raise NoEpisode(why_not_served(ask, serving), ask.task)
             await asyncio.sleep(min(LOOK_SECONDS, max(0.01, deadline - time.monotonic())))
 
+    async def _place(self, serving: Serving, env: str, deadline: float, is_there: Callable[[], bool]) -> None:
+        """Wait until one more may be open here. A task published before would be published anew by each repetition."""
+        while (num_open := len(self._live)) >= serving.config.fleet.agents:
+            if time.monotonic() >= deadline or self.serving is not serving or not is_there():
+                raise NoEpisode(why_none(serving, env, None, num_open), None)
+            await asyncio.sleep(min(LOOK_SECONDS, max(0.01, deadline - time.monotonic())))
+
     async def _refuse_if_over(self, run: str) -> None:
         found = None
         with suppress(SeamlessFlowError, TimeoutError):
@@ -143,22 +155,13 @@ class EpisodeDesk:
         if found is not None:
             raise ApiError(410, f"run {run} is over: {found.reason}", code="run_over")
 
-    async def _say_task(self, ask: Ask, run: str, env: str, task: str, deadline: float) -> None:
-        try:
-            said = TaskSubmitted(run=run, task=task, env=env, prompt=ask.prompt or "", data=dict(ask.data or {}))
-            async with asyncio.timeout(max(1.0, deadline - time.monotonic())):
-                await self._speaker.say(said)
-        except ValidationError as wrong:
-            raise bad_request("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in wrong.errors()), "task") from wrong
-        except BadInput as wrong:
-            raise bad_request(f"this task cannot be published: {wrong}") from wrong
-        except (SeamlessFlowError, TimeoutError) as wrong:
-            raise NoEpisode(f"task {task} may not have been published: the journal does not answer", task) from wrong
-
 
 async def _handed(asking: Asking, deadline: float) -> ExternalEpisode | None:
-    """None: the run was left, the time is over, or the client is gone."""
-    while not asking.handed.done() and asking.is_there() and (left := deadline - time.monotonic()) > 0:
+    """None: the run was left, the client is gone, or the time is over; but what is being started for it is waited for."""
+    while not asking.handed.done() and asking.is_there():
+        left = HERE_SECONDS if asking.is_claimed else deadline - time.monotonic()
+        if left <= 0:
+            break
         await asyncio.wait({asking.handed}, timeout=min(left, HERE_SECONDS))
     return asking.handed.result() if asking.handed.done() else None
 

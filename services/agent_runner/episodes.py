@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStarted, EpisodeStatus
-from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.errors import BusClosed, SeamlessFlowError, Unavailable
 from seamlessflow.run_config import AgentSection
 from seamlessflow.runtime import Speaker
 
@@ -36,6 +36,8 @@ log = structlog.get_logger()
 
 ENDED_LOOK_SECONDS = 5.0
 """How often a running episode looks whether the scheduler has ended it."""
+SAY_AGAIN_SECONDS = 1.0
+LOST = Verdict(EpisodeStatus.RUNNER_LOST, "an earlier agent-runner died while it ran this episode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +74,30 @@ class Episode(ABC):
         self.has_our_end = False
         """Whether that is what this attempt came to here, and not what somebody else said before."""
         self._around, self._attempt = around, attempt
+        self._is_stopped = False
 
     @property
     def opened(self) -> EpisodeOpened:
         return self._attempt.opened
 
-    @abstractmethod
     def stop(self) -> None:
         """The runner leaves, or the scheduler ended it: the agent is to end soon."""
+        self._is_stopped = True
 
     @abstractmethod
     async def _verdict(self, session: Session) -> Verdict:
         """How it went. Raises NotStarted."""
 
-    async def run(self) -> None:
-        """From start to EpisodeEnded said. Raises nothing but a closed bus."""
+    async def run(self) -> bool:
+        """From start to EpisodeEnded said. False: it was not begun, and somebody else may. Raises Unavailable."""
         began = time.monotonic()
         opened = self.opened
         said = await self._around.speaker.say(
             EpisodeStarted(run=opened.run, episode=opened.episode, runner=self._around.runner)
         )
         if said is None:
-            lost = Verdict(EpisodeStatus.RUNNER_LOST, "an earlier agent-runner died while it ran this episode")
-            await self._say(ended(opened, lost))
-            return
+            await self._say(ended(opened, LOST))
+            return True
         session = self._around.sessions.open(opened, self._attempt.model)
         try:
             verdict, reward = await self._judged(session)
@@ -107,6 +109,7 @@ class Episode(ABC):
             "episode.ended", run=opened.run, episode=opened.episode, status=verdict.status.value, reward=reward,
             reason=verdict.reason[:500], num_calls=len(session.calls), wall_seconds=round(seconds, 3),
         )  # fmt: skip
+        return True
 
     async def _judged(self, session: Session) -> tuple[Verdict, float | None]:
         try:
@@ -139,12 +142,18 @@ class Episode(ABC):
         self.stop()
 
     async def _say(self, event: EpisodeEnded) -> None:
-        """Unless somebody did before: it may be said once."""
-        if self.end is None:
-            stored = await self._around.speaker.say(event)
-            if stored is None or stored.duplicate:  # whoever says it, it has the same id
-                self.end = await self._stored_end()
-        self.end = self.end or event
+        """Unless somebody did before: it may be said once. Nobody else knows a reward, so it is kept for as long as the
+        journal is away, unless the runner leaves."""
+        while self.end is None:
+            try:
+                stored = await self._around.speaker.say(event)
+                is_new = stored is not None and not stored.duplicate  # whoever says it, it has the same id
+                self.end = event if is_new else await self._stored_end() or event
+            except Unavailable as wrong:
+                if self._is_stopped or isinstance(wrong, BusClosed):
+                    raise
+                log.warning("episode.end_delayed", run=event.run, episode=event.episode, reason=str(wrong))
+                await asyncio.sleep(SAY_AGAIN_SECONDS)
         self.has_our_end = self.end == event
 
     async def _stored_end(self) -> EpisodeEnded | None:

@@ -75,15 +75,18 @@ class ExternalEpisode(Episode):
         return self.report == report
 
     def stop(self) -> None:
+        super().stop()
         self._end_early(_STOPPED)
 
     def abandon(self) -> None:
         """Whoever asked for it never learned of it."""
         self._end_early(_NOBODY)
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
         try:
-            await super().run()
+            if self._asking.is_gone or self._halt.done():
+                return False  # no attempt is lost to a client that left before anything was said
+            return await super().run()
         finally:
             self.over.set()
 

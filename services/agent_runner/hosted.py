@@ -39,10 +39,9 @@ class HostedEpisode(Episode):
         super().__init__(around, attempt)
         self._hosting = hosting
         self._process: AgentProcess | None = None
-        self._is_stopped = False
 
     def stop(self) -> None:
-        self._is_stopped = True
+        super().stop()
         if self._process is not None:
             self._process.stop()
 

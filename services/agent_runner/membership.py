@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -17,6 +18,7 @@ from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.run_config import REPORTED, RunConfig
 from seamlessflow.runtime import Context, keep_alive
 
+from . import running
 from .agents import BARE, base_environment, kind_of
 from .asks import Serving
 from .config import RunnerSettings
@@ -25,7 +27,7 @@ from .episodes import Surroundings
 from .launch import NotStarted
 from .outlet import Outlet
 from .rewards import Judge
-from .running import Running
+from .running import InDoubt, Running
 
 log = structlog.get_logger()
 
@@ -47,6 +49,7 @@ class Membership:
         self._held: Counter[str] = Counter()
         """Deliveries in our hands, by environment tag."""
         self._partings: set[asyncio.Task[None]] = set()
+        self._patrols: set[asyncio.Task[None]] = set()
         self._is_leaving = False
         self._unserved = ""
         """For people."""
@@ -71,9 +74,7 @@ class Membership:
         for env in set(self._subscriptions) - wanted:
             if (outlet := self._outlets.pop(env, None)) is not None:
                 outlet.close()
-            parting = asyncio.create_task(self._subscriptions.pop(env).leave())
-            self._partings.add(parting)
-            parting.add_done_callback(self._partings.discard)
+            self._keep(self._partings, self._subscriptions.pop(env).leave())
         new = wanted - set(self._subscriptions)
         await asyncio.gather(*(self._warm(env) for env in new))
         for env in new:
@@ -86,6 +87,8 @@ class Membership:
                 partial(self._on_delivery, env),
                 credit=0,
             )
+            if (outlet := self._outlets.get(env)) is not None:
+                self._keep(self._patrols, outlet.patrol())
         self._share_credit()
         self._around.desk.serving = Serving(self.run, self._config, dict(self._outlets))
 
@@ -95,6 +98,8 @@ class Membership:
         self._around.desk.serving = None
         for subscription in self._subscriptions.values():
             subscription.set_credit(0)
+        for patrol in self._patrols:
+            patrol.cancel()
         for outlet in self._outlets.values():
             outlet.close()
         self._running.stop()
@@ -104,6 +109,11 @@ class Membership:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    def _keep(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def _can_serve(self, env: str) -> bool:
         return self._around.hosting is not None or self._is_external(env)
@@ -170,8 +180,14 @@ class Membership:
                 raise BadInput(f"{delivery.subject}: expected EpisodeOpened, got {type(opened).__name__}")
             if await self._running.is_done(opened, delivery, outlet):
                 await delivery.ack()
+            elif outlet is None or outlet.is_wanted:
+                await delivery.nak(RETRY_SECONDS)  # who waits here cannot use it: somebody else has that long to take it
             else:
-                await delivery.nak(RETRY_SECONDS)
+                await delivery.nak()
+        except InDoubt:
+            await delivery.nak(running.DOUBT_SECONDS)
+            if outlet is not None:
+                outlet.found_lost()
         except BadInput as wrong:
             await self._context.inbox.bury(delivery, str(wrong))
         except Unavailable as wrong:

@@ -3,14 +3,18 @@
     delivery ─▶ opening (being read) ─▶ at hand ─▶ claimed by somebody who asked ─▶ an episode, acknowledged at its end
                                           └─ nobody asked in time ─▶ handed back to the queue
 
-So that nothing is held for nobody, only as many deliveries are pulled as somebody waits for. More than that come when
-their request ran out meanwhile, or while one certain task is looked for: they lie at hand for a while, for the next request.
+So that nothing is held for nobody, only as many deliveries are pulled as somebody waits for. While one certain task is
+looked for, the others that come lie at hand for a while, for the next request here; not for long, they may be wanted elsewhere.
+
+And one now and then though nobody waits: what a gateway held that was killed comes again before all else, and its end is
+still to be said. What nobody waits for goes straight back.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,10 +25,14 @@ from .matching import Matching, Offer, Want
 if TYPE_CHECKING:
     from .external import ExternalEpisode
 
-SHELF_SECONDS = 10.0
+SHELF_SECONDS = 2.0
 """How long an episode lies at hand before it is handed back."""
 SHELF_SIZE = 256
 """So many lie at hand; for one more the first is handed back, so that a search for one task gets through a long queue."""
+PATROL_SECONDS = 10.0
+"""How often one is pulled though nobody waits, from the start on."""
+PATROL_PULL_SECONDS = 0.25
+"""For how long it may come; longer, and it would be one that somebody opens only then."""
 
 
 @dataclass(eq=False)
@@ -34,6 +42,8 @@ class Asking(Want):
     is_there: Callable[[], bool] = lambda: True
     handed: asyncio.Future[ExternalEpisode | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """The started episode. None: the run was left meanwhile."""
+    is_claimed: bool = False
+    """An episode is being started for it."""
     is_gone: bool = False
     """Nobody waits for it any more."""
 
@@ -47,11 +57,18 @@ class Outlet:
         self._at_hand: dict[Offer, asyncio.Future[Asking | None]] = {}
         self._opening: set[Delivery] = set()
         self._is_open = True
+        self._is_on_patrol = False
+        self._found_lost = asyncio.Event()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits here."""
+        return bool(self._matching.wants)
 
     @property
     def num_missing(self) -> int:
-        """How many more deliveries somebody waits for."""
-        return max(0, len(self._matching.wants) - len(self._opening))
+        """How many more deliveries are wanted."""
+        return max(0, max(len(self._matching.wants), int(self._is_on_patrol)) - len(self._opening))
 
     @property
     def num_unclaimed(self) -> int:
@@ -66,6 +83,7 @@ class Outlet:
             asking.handed.set_result(None)
             return
         offer = self._matching.ask(asking)
+        asking.is_claimed = offer is not None
         if offer is not None:
             self._at_hand[offer].set_result(asking)
         self._on_change()
@@ -79,6 +97,7 @@ class Outlet:
     def entered(self, delivery: Delivery) -> None:
         """It is being read."""
         self._opening.add(delivery)
+        self._is_on_patrol = False
 
     def settled(self, delivery: Delivery) -> None:
         """It turned out to be something, or nothing. Idempotent."""
@@ -90,21 +109,46 @@ class Outlet:
         self.settled(delivery)
         while isinstance(taker := self._matching.offer(offer), Asking):
             if taker.is_there():
+                taker.is_claimed = True
                 return taker
+        if not self.is_wanted:
+            self._matching.withdraw(offer)
+            return None
         claim = self._at_hand[offer] = asyncio.get_running_loop().create_future()
         self._make_room()
         self._on_change()
         try:
             # Not a time-out around the future: one that meets the claim would lose it.
-            await asyncio.wait({claim}, timeout=SHELF_SECONDS if self._is_open else 0.0)
+            await asyncio.wait({claim}, timeout=SHELF_SECONDS)
             return claim.result() if claim.done() else None
         finally:
             self._matching.withdraw(offer)
             del self._at_hand[offer]
 
+    async def patrol(self) -> None:
+        """Now and then, until cancelled."""
+        while self._is_open:
+            self._found_lost.clear()
+            self._set_patrol(is_on=True)
+            await asyncio.sleep(PATROL_PULL_SECONDS)
+            self._set_patrol(is_on=False)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATROL_SECONDS):
+                    await self._found_lost.wait()
+
+    def found_lost(self) -> None:
+        """Where one was left by a gateway that was killed, there are more."""
+        self._found_lost.set()
+        self._set_patrol(is_on=True)
+
+    def _set_patrol(self, *, is_on: bool) -> None:
+        self._is_on_patrol = is_on and self._is_open
+        self._on_change()
+
     def close(self) -> None:
         """The run is left: whoever waits is told, whatever is at hand is handed back."""
         self._is_open = False
+        self._found_lost.set()  # the patrol is to see it
         for asking in list(self._matching.wants):
             self._matching.withdraw(asking)
             if isinstance(asking, Asking) and not asking.handed.done():

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from seamlessflow.bus.base import Delivery
-from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus
+from seamlessflow.bus.base import PROGRESS_SECONDS, Delivery
+from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStarted, EpisodeStatus
 from seamlessflow.run_config import RunConfig
 
 from .agents import Verdict
-from .episodes import Attempt, Episode, Surroundings, ended
+from .episodes import LOST, Attempt, Episode, Surroundings, ended
 from .external import ExternalEpisode
 from .hosted import HostedEpisode
 from .outlet import Outlet
 from .rewards import Judge
+
+DOUBT_SECONDS = 2.5 * PROGRESS_SECONDS
+"""An episode that another gateway began is handed back once for so long: after an outage of the server all that it holds is
+given anew to anybody, and one that lives pings within this time and so has it back."""
+DOUBT_COUNTS_SECONDS = 60.0
+"""If it comes again within this time, nobody has it."""
+
+
+class InDoubt(Exception):
+    """Another gateway began it, which may be alive."""
 
 
 class Running:
@@ -23,7 +34,11 @@ class Running:
 
     def __init__(self, around: Surroundings, config: RunConfig, judges: Mapping[str, Judge]) -> None:
         self._around, self._config, self._judges = around, config, judges
-        self._running: dict[str, tuple[asyncio.Task[None], Episode]] = {}
+        self._running: dict[str, tuple[asyncio.Task[bool], Episode]] = {}
+        self._tried: set[str] = set()
+        """Episodes that we began, or may have: the journal went away meanwhile."""
+        self._doubted: dict[str, float] = {}
+        """When episodes that others began came here first (monotonic seconds)."""
         self._is_leaving = False
 
     def __len__(self) -> int:
@@ -36,7 +51,10 @@ class Running:
             episode.stop()
 
     async def is_done(self, opened: EpisodeOpened, delivery: Delivery, outlet: Outlet | None) -> bool:
-        """Run it, or wait for it when it runs here already. False: somebody else should, we are leaving or full."""
+        """Run it, or wait for it when it runs here already. False: somebody else should, we are leaving or full.
+
+        Raises InDoubt, Unavailable.
+        """
         if opened.episode not in self._running:
             agent = self._config.agent(opened.env)
             if agent is None:
@@ -44,11 +62,33 @@ class Running:
                 await self._around.speaker.say(ended(opened, verdict))
                 return True
             attempt = Attempt(opened, agent, self._judges[opened.env], self._config.model.name)
+            if agent.external and outlet is not None and await self._is_over(opened):
+                outlet.found_lost()
+                return True
             if not (await self._begin_external(attempt, delivery, outlet) if agent.external else self._begin_hosted(attempt)):
                 return False
         if outlet is not None:
             outlet.settled(delivery)
-        await asyncio.shield(self._running[opened.episode][0])
+        return await asyncio.shield(self._running[opened.episode][0])
+
+    async def _is_over(self, opened: EpisodeOpened) -> bool:
+        """Whether nobody is to have it: it has ended, or it was begun by a gateway that was killed, which is said now.
+
+        Raises InDoubt.
+        """
+        speaker = self._around.speaker
+        if await speaker.first(EpisodeEnded, opened.run, episode=opened.episode) is not None:
+            return True
+        started = await speaker.first(EpisodeStarted, opened.run, episode=opened.episode)
+        if started is None or opened.episode in self._tried:
+            return False
+        now = time.monotonic()
+        self._doubted = {name: at for name, at in self._doubted.items() if now - at < DOUBT_COUNTS_SECONDS}
+        if opened.episode not in self._doubted:
+            self._doubted[opened.episode] = now
+            raise InDoubt
+        await speaker.say(ended(opened, LOST))
+        del self._doubted[opened.episode]
         return True
 
     def _begin_hosted(self, attempt: Attempt) -> bool:
@@ -61,6 +101,8 @@ class Running:
 
     async def _begin_external(self, attempt: Attempt, delivery: Delivery, outlet: Outlet | None) -> bool:
         """Once somebody asks for it. Whoever asked for one that turns out to be over goes on waiting."""
+        if attempt.opened.episode in self._running:
+            return True
         asking = None if outlet is None else await outlet.claimed(attempt.opened.origin.task, delivery)
         if outlet is None or asking is None:
             return False
@@ -75,12 +117,15 @@ class Running:
         name = episode.opened.episode
         task = asyncio.create_task(self._run(episode, afterwards), name=f"episode {name}")
         self._running[name] = (task, episode)
+        self._tried.add(name)
 
-    async def _run(self, episode: Episode, afterwards: Callable[[], None]) -> None:
+    async def _run(self, episode: Episode, afterwards: Callable[[], None]) -> bool:
         opened = episode.opened
         try:
-            if await self._around.speaker.first(EpisodeEnded, opened.run, episode=opened.episode) is None:
-                await episode.run()
+            is_over = await self._around.speaker.first(EpisodeEnded, opened.run, episode=opened.episode) is not None
+            is_done = is_over or await episode.run()
+            self._tried.discard(opened.episode)
+            return is_done
         finally:
             del self._running[opened.episode]
             if isinstance(episode, ExternalEpisode):

@@ -36,7 +36,7 @@ class AgentRunner:
         self._membership: Membership | None = None
 
     async def run(self) -> None:
-        """Until a stop is asked for. Raises ConfigError when the gateway's address cannot be had."""
+        """Until a stop is asked for. Raises ConfigError: the gateway's address cannot be had, or it needs a token."""
         async with self._surroundings() as around:
 
             async def on_lease(lease: Lease) -> None:
@@ -54,7 +54,7 @@ class AgentRunner:
     async def _surroundings(self) -> AsyncIterator[Surroundings]:
         settings, speaker, sessions = self._settings, self._context.speaker, Sessions()
         calls, episodes = CallDesk(self._context.bus, speaker), EpisodeDesk(speaker)
-        access = Access(settings.gateway_token, settings.gateway_host)
+        access = Access(settings.gateway_token, settings.gateway_host, settings.gateway_url)
         gateway = Gateway(sessions, calls, EpisodeRoutes(episodes, access, settings.gateway_url))
         async with AsyncExitStack() as stack:
             # First of all: a folder that cannot be had is said before anything listens.

@@ -5,17 +5,30 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from seamlessflow.errors import ConfigError
 
 from .errors import ApiError
 from .sessions import key_of
 
 SETTING = "SEAMLESSFLOW_GATEWAY_TOKEN"
+PROXY_HEADERS = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
+"""What proxies add. One of them: the connection comes from this machine, and whoever asks from anywhere."""
 
 
 class Access:
-    """``token`` None: only a gateway that listens on loopback alone lets anybody open episodes."""
+    """``token`` None: only a gateway that this machine alone reaches lets anybody open episodes.
 
-    def __init__(self, token: str | None, host: str) -> None:
+    host: where it listens. public_url: where agents are told it is. Raises ConfigError for one elsewhere without a token.
+    """
+
+    def __init__(self, token: str | None, host: str, public_url: str | None = None) -> None:
+        if token is None and public_url is not None and not is_loopback(_host_of(public_url)):
+            raise ConfigError(
+                "SEAMLESSFLOW_GATEWAY_URL says that agents elsewhere reach this gateway, so anybody there could open episodes: "
+                f"set {SETTING} to a secret for those that may"
+            )
         self._token, self._host = token, host
 
     def check_may_open(self, headers: Mapping[str, str]) -> None:
@@ -28,6 +41,9 @@ class Access:
             raise ApiError(403, what, code="no_token_set")
         elif "Origin" in headers:  # browsers add it: a web page must not reach through to this machine
             raise ApiError(403, f"web pages need the gateway's token: set {SETTING}", code="no_token_set")
+        elif found := next((name for name in PROXY_HEADERS if name in headers), None):
+            what = f"this came through a proxy ({found}), which needs the gateway's token: set {SETTING}"
+            raise ApiError(403, what, code="no_token_set")
 
     def check_may_end(self, headers: Mapping[str, str], key: str | None) -> None:
         """``key``: of the episode, None when it is not known. Raises ApiError 401, or 404 to those who may know that."""
@@ -49,6 +65,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _host_of(url: str) -> str:
+    """Empty for what is no URL."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _are_same(given: str, secret: str) -> bool:

@@ -1,7 +1,7 @@
 """Asking the trajectory-manager: one CallRequested, and its one CallAnswered however long it takes (see ``waiting``).
 
 asked ──▶ said ──▶ answered
-            └── its client left, and did not come back in time: CallAbandoned, answered with an error
+            └── its clients left, and none came back in time: CallAbandoned, answered with an error
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from aiohttp import web
 
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import CallAbandoned, CallAnswered, CallRequested
 from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Speaker
 
+from .call import Call
 from .dialect import Asked
 from .digests import Digests
-from .progress import Progress
 from .waiting import Answers
 
 if TYPE_CHECKING:
@@ -35,28 +33,6 @@ ABANDON_SECONDS = 30.0
 """How long a client that went away may take to come back for its answer; retries of the usual clients come sooner."""
 _SEED_BITS = 53
 """Seeds stay exact in every language's JSON."""
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """A call that is being answered; the task lives on when the client goes away."""
-
-    id: str
-    body_digest: str
-    answer: asyncio.Task[CallAnswered]
-    transport: asyncio.Transport | None
-    """Of the client that waits for it now. Not its request, which would keep the whole body as long as the session lives."""
-    progress: Progress = field(default_factory=Progress)
-    was_delivered: bool = False
-    """The whole answer was handed to a connection that was still open."""
-    is_abandoned: bool = False
-    """Its client did not come back in time: nothing more is sampled for it."""
-    leaving: asyncio.Task[None] | None = None
-    """Waits for its client to come back."""
-
-    @property
-    def has_lost_client(self) -> bool:
-        return self.transport is None or self.transport.is_closing()
 
 
 class CallDesk:
@@ -76,20 +52,19 @@ class CallDesk:
             leaving.cancel()
         await self._answers.close()
 
-    def start(self, session: Session, asked: Asked, body_digest: str, request: web.BaseRequest) -> Call:
+    def start(self, session: Session, asked: Asked, body_digest: bytes) -> Call:
         """Ask. The returned call's task ends with the answer, or is cancelled with its session."""
         event = self._requested(session, asked, number=len(session.calls))
-        progress = Progress()
-        task = asyncio.create_task(self._answered(session, event, progress), name=f"call {event.call}")
-        call = Call(event.call, body_digest, task, request.transport, progress)
+        call = Call(event.call, body_digest)
+        call.answer = task = asyncio.create_task(self._answered(session, event, call), name=f"call {event.call}")
         session.calls.append(call)
-        session.memory.note(call, asked, event.messages)
+        session.memory.note(event.call, asked, event.messages)
         session.time.call_asked()
         task.add_done_callback(lambda _: session.time.call_over())
         return call
 
     def client_left(self, session: Session, call: Call) -> None:
-        """Its client is gone: unless it comes back within ``ABANDON_SECONDS``, sampling stops."""
+        """All its clients are gone: unless one comes back within ``ABANDON_SECONDS``, sampling stops."""
         if call.leaving is not None:
             call.leaving.cancel()
         call.leaving = task = asyncio.create_task(self._abandon(session, call))
@@ -98,9 +73,13 @@ class CallDesk:
 
     async def _abandon(self, session: Session, call: Call) -> None:
         await asyncio.sleep(ABANDON_SECONDS)
-        if session.is_over or call.answer.done() or not call.has_lost_client:
+        if session.is_over or call.is_answered or not call.has_lost_client:
             return
         call.is_abandoned = True  # first: from here on a repetition is a call of its own
+        if call.was_said:
+            await self._say_abandoned(session, call)
+
+    async def _say_abandoned(self, session: Session, call: Call) -> None:
         opened = session.opened
         log.info("call.abandoned", call=call.id, episode=opened.episode, waited_seconds=ABANDON_SECONDS)
         await self._say(CallAbandoned(run=opened.run, episode=opened.episode, call=call.id, shard=opened.shard))
@@ -132,15 +111,21 @@ class CallDesk:
             reply=self._answers.inbox,
         )
 
-    async def _answered(self, session: Session, event: CallRequested, progress: Progress) -> CallAnswered:
-        waiter = self._answers.expect(event, progress)
+    async def _answered(self, session: Session, event: CallRequested, call: Call) -> CallAnswered:
+        assert call.progress is not None
+        waiter = self._answers.expect(event, call.progress)
         try:
             asked_at = await self._say(event)
+            call.was_said = True
             # Only now: a concurrent call that left them out could otherwise come before this one in the journal.
             session.seen.update(event.unseen)
-            return await self._answers.answer(waiter, asked_at)
+            if call.is_abandoned:  # while the journal was away; its end must not stand there before its beginning
+                await self._say_abandoned(session, call)
+            answer = await self._answers.answer(waiter, asked_at)
         finally:
             self._answers.forget(waiter)
+        session.memory.answered(answer)
+        return answer
 
     async def _say(self, event: CallRequested | CallAbandoned) -> int:
         """Its sequence in the journal; what answers it has a higher one."""

@@ -7,25 +7,22 @@ POST /episodes/{id}/reward   200: it has ended, with this report          409: i
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from aiohttp import web
 
 from seamlessflow.contracts import EpisodeEnded
-from seamlessflow.run_config import REPORTED, AgentSection
 
 from ..agents import task_for_agent
-from ..asks import Ask, NoEpisode
+from ..asks import NoEpisode
 from ..episode_desk import EpisodeDesk
-from ..external import ExternalEpisode, Report
+from ..external import ExternalEpisode
 from .access import Access
-from .bodies import json_object, kind_of
+from .episode_bodies import parse_ask, parse_report
 from .errors import bad_request
 
 RETRY_SECONDS = 1
-MAX_WAIT_SECONDS = 600.0
-_FIELDS = {"run": str, "env": str, "task": str, "prompt": str, "data": dict, "wait_seconds": (int, float)}
+URL_SETTING = "SEAMLESSFLOW_GATEWAY_URL"
 
 
 class EpisodeRoutes:
@@ -43,6 +40,7 @@ class EpisodeRoutes:
     async def _open(self, request: web.Request) -> web.StreamResponse:
         self._access.check_may_open(request.headers)
         ask = parse_ask(await request.read())
+        root = self._root(request)  # before there is an episode that it could be wrong for
 
         def is_there() -> bool:
             return request.transport is not None and not request.transport.is_closing()
@@ -51,14 +49,18 @@ class EpisodeRoutes:
             episode = await self._desk.open(ask, is_there)
         except NoEpisode as none:
             return _none_for_now(none)
-        response = web.json_response(self._shown(episode, request), status=201)
+        response: web.StreamResponse = web.Response()
         try:
+            response = web.json_response(_shown(episode, root), status=201)
             if not is_there():
                 raise ConnectionResetError
             await response.prepare(request)
             await response.write_eof()
         except ConnectionError:
             episode.abandon()
+        except BaseException:  # whatever went wrong, nobody learned of it
+            episode.abandon()
+            raise
         return response
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -82,72 +84,33 @@ class EpisodeRoutes:
         self._access.check_may_end(request.headers, self._desk.key_of(name))
         return name
 
-    def _shown(self, episode: ExternalEpisode, request: web.Request) -> dict[str, Any]:
-        assert episode.session is not None
-        root = self._public_url or str(request.url.origin())
-        key, opened = episode.session.key, episode.opened
-        return {
-            "episode": opened.episode,
-            "run": opened.run,
-            "env": opened.env,
-            "task": opened.origin.task,
-            "group": opened.origin.group,
-            "index": opened.origin.index,
-            "attempt": opened.origin.attempt,
-            "prompt": opened.prompt,
-            "data": task_for_agent(opened)["data"],
-            "base_url": f"{root}/v1",
-            "path_base_url": f"{root}/e/{key}/v1",
-            "api_key": key,
-            "deadline_seconds": episode.deadline_seconds,
-        }
+    def _root(self, request: web.Request) -> str:
+        """Where whoever asks reaches this gateway. Raises ApiError 400."""
+        try:
+            return self._public_url or str(request.url.origin())
+        except ValueError as wrong:
+            what = f"the Host header is no address: {wrong}; send the one this gateway is reached at, or set {URL_SETTING}"
+            raise bad_request(what, "Host") from wrong
 
 
-def parse_ask(raw: bytes) -> Ask:
-    """The body of POST /episodes; an empty one asks for whatever comes. Raises ApiError 400."""
-    body = json_object(raw) if raw.strip() else {}
-    for name, value in body.items():
-        if name not in _FIELDS:
-            raise bad_request(f"unknown field {name!r}; known: {', '.join(_FIELDS)}", name)
-        if value is not None and (not isinstance(value, _FIELDS[name]) or isinstance(value, bool)):  # type: ignore[arg-type]
-            raise bad_request(f"{name} cannot be {kind_of(value)}", name)
-    ask = Ask(**{name: value for name, value in body.items() if value is not None})
-    if not 0 <= ask.wait_seconds <= MAX_WAIT_SECONDS:
-        raise bad_request(f"wait_seconds must be from 0 to {MAX_WAIT_SECONDS:g}", "wait_seconds")
-    if ask.data is not None and ask.prompt is None:
-        raise bad_request("data belongs to a new task, which needs a prompt", "data")
-    return ask
-
-
-def parse_report(raw: bytes, agent: AgentSection | None) -> Report:
-    """The body of a reward. ``agent`` None: the episode is over, and the report only compared. Raises ApiError 400."""
-    body = json_object(raw)
-    if len(body) != 1 or not body.keys() <= {"reward", "answer", "failed"}:
-        raise bad_request('the body must be one of {"reward": number}, {"answer": "text"} and {"failed": "why"}')
-    ((name, value),) = body.items()
-    if name == "reward":
-        return _reward(value, agent)
-    if not isinstance(value, str):
-        raise bad_request(f"{name} must be text, got {kind_of(value)}", name)
-    if name == "failed":
-        return Report(failed=value)
-    if agent is not None and agent.reward == REPORTED:
-        raise bad_request('this environment has reward = "reported": say {"reward": number}', name)
-    if agent is not None and len(value.encode()) > agent.output_bytes:
-        raise bad_request(f"the answer is longer than {agent.output_bytes} bytes (output_bytes)", name)
-    return Report(answer=value)
-
-
-def _reward(value: Any, agent: AgentSection | None) -> Report:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise bad_request(f"reward must be a finite number, got {kind_of(value)}", "reward")
-    if agent is not None and agent.reward != REPORTED:
-        raise bad_request(
-            f'answers of this environment are judged by {agent.reward}: say {{"answer": "text"}}, '
-            'or set reward = "reported" in the run file',
-            "reward",
-        )
-    return Report(reward=float(value))
+def _shown(episode: ExternalEpisode, root: str) -> dict[str, Any]:
+    assert episode.session is not None
+    key, opened = episode.session.key, episode.opened
+    return {
+        "episode": opened.episode,
+        "run": opened.run,
+        "env": opened.env,
+        "task": opened.origin.task,
+        "group": opened.origin.group,
+        "index": opened.origin.index,
+        "attempt": opened.origin.attempt,
+        "prompt": opened.prompt,
+        "data": task_for_agent(opened)["data"],
+        "base_url": f"{root}/v1",
+        "path_base_url": f"{root}/e/{key}/v1",
+        "api_key": key,
+        "deadline_seconds": episode.deadline_seconds,
+    }
 
 
 def _none_for_now(none: NoEpisode) -> web.Response:

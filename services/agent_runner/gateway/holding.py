@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -23,84 +24,130 @@ from aiohttp import web
 
 from seamlessflow.contracts import CallAnswered
 
-from .calls import Call
+from .call import Call
 from .dialect import Asked, Dialect, Frame, Stream
 from .errors import ApiError, episode_over
-from .progress import Unsent, texts_of
+from .peers import Watched
+from .progress import Progress, Unsent, texts_of
 
 log = structlog.get_logger()
 
 GRACE_SECONDS = 1.0
 BEAT_SECONDS = 1.0
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies that know it would else collect the events
+}
 
 
 async def send(request: web.Request, call: Call, asked: Asked, dialect: Dialect) -> web.StreamResponse:
     """Answer a request with a call's answer when it is there. Raises ApiError while nothing was sent."""
-    call.transport = request.transport
+    assert call.answer is not None and call.progress is not None
     frame = Frame(call.id, int(time.time()), asked)
-    await _wait(GRACE_SECONDS, call.answer, *((call.progress.grown,) if asked.stream else ()))
-    if call.answer.done() and (refusal := _refusal_of(call)) is not None:
-        call.was_delivered = True
-        raise refusal
-    if asked.stream:
-        return await _send_stream(request, call, frame, dialect)
-    return await (_send_at_once if call.answer.done() else _send_whole)(request, call, frame, dialect)
+    with Watched(request):
+        return await _Delivery(request, call, call.answer, call.progress, frame, dialect).send()
 
 
-async def _send_at_once(request: web.Request, call: Call, frame: Frame, dialect: Dialect) -> web.StreamResponse:
-    """One write with a Content-Length. Raises ApiError."""
-    refusal, body = _written(call, lambda answer: json.dumps(dialect.whole(frame, answer)).encode())
-    if refusal is not None:
-        raise refusal
-    response = web.Response(body=body, content_type="application/json")
-    with suppress(ConnectionError):
-        await response.prepare(request)
-        await response.write_eof()
-        call.was_delivered = _is_open(request)
-    return response
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """Of one call to one of its clients. It holds what it sends: another delivery of the call may end before this one."""
 
+    request: web.Request
+    call: Call
+    answer: asyncio.Task[CallAnswered]
+    progress: Progress
+    frame: Frame
+    dialect: Dialect
 
-async def _send_whole(request: web.Request, call: Call, frame: Frame, dialect: Dialect) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    with suppress(ConnectionError):
-        await response.prepare(request)
-        while not call.answer.done():
-            await _wait(BEAT_SECONDS, call.answer)
-            if not call.answer.done():
-                await response.write(b" ")
-        refusal, body = _refusal_of(call), b""
-        if refusal is None:
-            refusal, body = _written(call, lambda answer: json.dumps(dialect.whole(frame, answer)).encode())
-        if refusal is None:
-            await response.write(body)
+    async def send(self) -> web.StreamResponse:
+        is_stream = self.frame.asked.stream
+        if not (is_stream and self.progress.has_text):
+            await _wait(GRACE_SECONDS, self.answer, *((self.progress.grown,) if is_stream else ()))
+        if self.answer.done() and (refusal := self._refusal()) is not None:
+            self.call.deliver()
+            raise refusal
+        if is_stream:
+            return await self._send_stream()
+        return await (self._send_at_once() if self.answer.done() else self._send_whole())
+
+    async def _send_at_once(self) -> web.StreamResponse:
+        """One write with a Content-Length. Raises ApiError."""
+        refusal, body = self._written(self._whole)
+        if refusal is not None:
+            self.call.deliver()  # or who asks the same again would get the same failure
+            raise refusal
+        response = web.Response(body=body, content_type="application/json")
+        with suppress(ConnectionError):
+            await response.prepare(self.request)
             await response.write_eof()
-            call.was_delivered = _is_open(request)
-        elif request.transport is not None:
-            request.transport.abort()
-    return response
+            self._note_delivery()
+        return response
 
+    async def _send_whole(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        with suppress(ConnectionError):
+            await response.prepare(self.request)
+            while not self.answer.done():
+                await _wait(BEAT_SECONDS, self.answer)
+                if not self.answer.done():
+                    await response.write(b" ")
+            refusal, body = self._refusal(), b""
+            if refusal is None:
+                refusal, body = self._written(self._whole)
+            if refusal is None:
+                await response.write(body)
+                await response.write_eof()
+                self._note_delivery()
+            elif self.request.transport is not None:
+                self.request.transport.abort()
+        return response
 
-async def _send_stream(request: web.Request, call: Call, frame: Frame, dialect: Dialect) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    stream, unsent, progress = dialect.stream(frame), Unsent(), call.progress
-    with suppress(ConnectionError):
-        await response.prepare(request)
-        await response.write(stream.opening())
-        while not call.answer.done():
-            grown = progress.grown
-            texts = unsent.take(progress.reasoning, progress.content)
-            if any(texts):
-                await response.write(stream.more(*texts))
-            await _wait(BEAT_SECONDS, call.answer, grown)
-            if not call.answer.done() and not grown.done():
-                await response.write(stream.idle())
-        refusal, body = _refusal_of(call), b""
-        if refusal is None:
-            refusal, body = _written(call, lambda answer: _rest(stream, unsent, answer))
-        await response.write(body if refusal is None else stream.failing(refusal))
-        await response.write_eof()
-        call.was_delivered = _is_open(request)
-    return response
+    async def _send_stream(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers=STREAM_HEADERS)
+        stream, unsent, progress = self.dialect.stream(self.frame), Unsent(), self.progress
+        with suppress(ConnectionError):
+            await response.prepare(self.request)
+            await response.write(stream.opening())
+            while not self.answer.done():
+                grown = progress.grown
+                texts = unsent.take(progress.reasoning, progress.content)
+                if any(texts):
+                    await response.write(stream.more(*texts))
+                await _wait(BEAT_SECONDS, self.answer, grown)
+                if not self.answer.done() and not grown.done():
+                    await response.write(stream.idle())
+            refusal, body = self._refusal(), b""
+            if refusal is None:
+                refusal, body = self._written(lambda answer: _rest(stream, unsent, answer))
+            await response.write(body if refusal is None else stream.failing(refusal))
+            await response.write_eof()
+            self._note_delivery()
+        return response
+
+    def _whole(self, answer: CallAnswered) -> bytes:
+        return json.dumps(self.dialect.whole(self.frame, answer)).encode()
+
+    def _written(self, write: Callable[[CallAnswered], bytes]) -> tuple[ApiError | None, bytes]:
+        """An answer as it goes out, or why it cannot be written down."""
+        try:
+            return None, write(self.answer.result())
+        except Exception:
+            log.exception("answer.unwritable", call=self.call.id)
+            return _our_failure(), b""
+
+    def _refusal(self) -> ApiError | None:
+        if self.answer.cancelled():
+            return episode_over()
+        if (failure := self.answer.exception()) is not None:
+            log.error("call.failed", call=self.call.id, reason=repr(failure))
+            return _our_failure()
+        error = self.answer.result().error
+        return None if error is None else ApiError.of(error)
+
+    def _note_delivery(self) -> None:
+        if self.request.transport is not None and not self.request.transport.is_closing():
+            self.call.deliver()
 
 
 def _rest(stream: Stream, unsent: Unsent, answer: CallAnswered) -> bytes:
@@ -110,33 +157,10 @@ def _rest(stream: Stream, unsent: Unsent, answer: CallAnswered) -> bytes:
     return (stream.more(*texts) if any(texts) else b"") + stream.ending(answer)
 
 
-def _written(call: Call, write: Callable[[CallAnswered], bytes]) -> tuple[ApiError | None, bytes]:
-    """An answer as it goes out, or why it cannot be written down."""
-    try:
-        return None, write(call.answer.result())
-    except Exception:
-        log.exception("answer.unwritable", call=call.id)
-        return _our_failure(), b""
-
-
 async def _wait(seconds: float, *awaited: asyncio.Future[Any]) -> None:
     """For one of them, at most this long. The client may go; the call does not."""
     await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _refusal_of(call: Call) -> ApiError | None:
-    if call.answer.cancelled():
-        return episode_over()
-    if (failure := call.answer.exception()) is not None:
-        log.error("call.failed", call=call.id, reason=repr(failure))
-        return _our_failure()
-    error = call.answer.result().error
-    return None if error is None else ApiError.of(error)
-
-
 def _our_failure() -> ApiError:
     return ApiError(500, "the gateway failed; its log says why", code="internal_error")
-
-
-def _is_open(request: web.Request) -> bool:
-    return request.transport is not None and not request.transport.is_closing()

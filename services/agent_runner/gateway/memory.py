@@ -7,14 +7,12 @@ what calls have in common from the beginning on: a conversation costs memory for
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from seamlessflow.contracts import CallAnswered
 
 from .dialect import Asked
 from .errors import bad_request
 from .offers import Message
-
-if TYPE_CHECKING:
-    from .calls import Call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +30,12 @@ class Memory:
         self._messages: dict[str, Message] = {}
         """By digest."""
         self._after: dict[tuple[_Said | None, str], _Said] = {}
-        self._asked: dict[str, tuple[Call, _Said | None]] = {}
-        """By call: itself, and the last of what it was asked, instructions left out."""
+        self._asked: dict[str, _Said | None] = {}
+        """By call: the last of what it was asked, instructions left out."""
+        self._answers: dict[str, Message] = {}
+        """By call, of those that were asked."""
 
-    def note(self, call: Call, asked: Asked, digests: tuple[str, ...]) -> None:
+    def note(self, call: str, asked: Asked, digests: tuple[str, ...]) -> None:
         """Remember a call, if its dialect wants it. ``digests``: of its messages."""
         if not asked.is_remembered:
             return
@@ -45,7 +45,12 @@ class Memory:
             if known is None:
                 known = self._after[last, key] = _Said(self._messages.setdefault(key, message), last)
             last = known
-        self._asked[call.id] = (call, last)
+        self._asked[call] = last
+
+    def answered(self, answer: CallAnswered) -> None:
+        """Remember what a call was answered, if the call is remembered and was no failure."""
+        if answer.call in self._asked and answer.error is None:
+            self._answers[answer.call] = answer.message
 
     def completed(self, asked: Asked) -> Asked:
         """The request with what its client left out. Raises ApiError 400 where that was not said here."""
@@ -55,7 +60,7 @@ class Memory:
 
     def _until(self, call: str) -> tuple[Message, ...]:
         messages = [self._answer(call)]
-        last = self._asked[call][1]
+        last = self._asked[call]
         while last is not None:
             messages.append(last.message)
             last = last.before
@@ -65,19 +70,14 @@ class Memory:
         return self._answer(message["turn"]) if is_reference(message) else message
 
     def _answer(self, call: str) -> Message:
-        known, _ = self._asked.get(call, (None, None))
-        if known is None or not _is_answered(known):
+        known = self._answers.get(call)
+        if known is None:
             raise bad_request(
                 f"call {call[:40]} was not answered in this session, or was asked with store = false: send the whole input",
                 "previous_response_id",
                 code="previous_response_not_found",
             )
-        return {**known.answer.result().message, "turn": call}
-
-
-def _is_answered(call: Call) -> bool:
-    over = call.answer.done() and not call.answer.cancelled() and call.answer.exception() is None
-    return over and call.answer.result().error is None
+        return {**known, "turn": call}
 
 
 def reference(call: str) -> Message:

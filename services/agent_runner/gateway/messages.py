@@ -1,26 +1,24 @@
 """Anthropic messages: what a request body means, and which bodies are refused. Pure; blocks are in ``messages_blocks``,
-answers in ``messages_answers``.
+tools in ``messages_tools``, answers in ``messages_answers``.
 
 Accepted and without effect, because the run decides how tokens are drawn: temperature, top_p, top_k, metadata, thinking,
-context_management, service_tier, betas, cache_control, and fields we do not know. Tools of Anthropic's own (their type ends
-in a date) are left out of the offer, as nobody here could run them or told the model what they are; a tool_choice that
-demands a call is a wish (``offers``). Refused with 400: what an agent would miss if it were ignored (see ``_REFUSED``).
+context_management, service_tier, betas, cache_control, and fields we do not know. A tool_choice that demands a call is a
+wish (``offers``). Refused with 400: what an agent would miss if it were ignored (see ``_REFUSED``).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
-from .bodies import json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
+from .bodies import json_object, model_and_stream, stop_texts, whole_number
 from .dialect import Asked
-from .errors import bad_request, unsupported
+from .errors import unsupported
 from .messages_blocks import conversation, system_messages
-from .offers import CONSTRAINED, HOSTED, listed_tools, one_call_only, tool_choice
+from .messages_tools import OWN_TOOLS, offered_tools
+from .offers import CONSTRAINED, one_call_only, tool_choice
 
-OWN_TOOLS = "only tools that the agent itself describes and runs are supported"
 _REFUSED = {
     "output_format": CONSTRAINED,
     "mcp_servers": OWN_TOOLS,
@@ -28,7 +26,6 @@ _REFUSED = {
     "thread": "conversations are not kept; send all messages",
     "compaction": "ask for a summary in words of your own",
 }
-_ANTHROPICS_OWN = re.compile(r"[a-z_]+_\d{8}|mcp_toolset")
 BYTES_PER_TOKEN = 4
 """About what English text and code come to with the vocabularies in use."""
 
@@ -38,7 +35,7 @@ def parse_messages(raw: bytes) -> Asked:
     body = json_object(raw)
     _refuse_unsupported(body)
     model, stream = model_and_stream(body)
-    tools, left_out = _tools(body.get("tools"))
+    tools, left_out = offered_tools(body.get("tools"))
     choice, free = tool_choice(body.get("tool_choice"))
     return Asked(
         model=model,
@@ -85,32 +82,6 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     config = body.get("output_config")
     if isinstance(config, dict) and config.get("format") is not None:
         raise unsupported(f"output_config.format must be left out: {CONSTRAINED}", "output_config.format")
-
-
-def _tools(given: Any) -> tuple[tuple[dict[str, Any], ...] | None, tuple[str, ...]]:
-    """The offer in the chat completions form, None where it is empty, and notes."""
-    tools = listed_tools(given)
-    offered = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools) if not _is_anthropics(tool)]
-    return tuple(offered) or None, () if len(offered) == len(tools) else (HOSTED,)
-
-
-def _is_anthropics(tool: Any) -> bool:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return isinstance(kind, str) and _ANTHROPICS_OWN.fullmatch(kind) is not None
-
-
-def _tool(given: Any, place: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise bad_request(f"{place} must be an object with name and input_schema, got {kind_of(given)}", place)
-    if given.get("type") not in (None, "custom"):
-        raise unsupported(f"{place} has type {shown(given['type'])}: {OWN_TOOLS}; give it a name and an input_schema", place)
-    name, description, schema = given.get("name"), given.get("description"), given.get("input_schema")
-    if not isinstance(name, str) or not name or not isinstance(schema, dict):
-        raise bad_request(f"{place} must have a name (text) and an input_schema (an object)", place)
-    if not isinstance(description, str | None):
-        raise bad_request(f"{place}.description must be text, got {kind_of(description)}", f"{place}.description")
-    described = {} if description is None else {"description": description}
-    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
 
 def _one_call_only(choice: Any) -> bool:

@@ -23,6 +23,10 @@ class Progress:
             self._grown = asyncio.get_running_loop().create_future()
         return self._grown
 
+    @property
+    def has_text(self) -> bool:
+        return bool(self.reasoning or self.content)
+
     def add(self, delta: AnswerDelta) -> None:
         """Take in a hint."""
         self.reasoning = joined(self.reasoning, delta.reasoning_start, delta.reasoning)

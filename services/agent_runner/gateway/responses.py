@@ -45,15 +45,16 @@ def parse_responses(raw: bytes) -> Asked:
     instructions = _instructions(body.get("instructions"))
     tools, left_out = offered_tools(body.get("tools"))
     choice, free = tool_choice(body.get("tool_choice"))
+    previous = _previous(body.get("previous_response_id"))
     return Asked(
         model=model,
-        messages=(*instructions, *messages_in(body.get("input"))),
+        messages=(*instructions, *messages_in(body.get("input"), goes_on=previous is not None)),
         tools=tools,
         tool_choice=choice,
         max_tokens=whole_number(body, "max_output_tokens"),
         stream=stream,
         logprobs=LOGPROBS in _include(body.get("include")),
-        goes_on_from=_previous(body.get("previous_response_id")),
+        goes_on_from=previous,
         num_instructions=len(instructions),
         is_remembered=body.get("store") is not False,
         one_call_only=one_call_only(body.get("parallel_tool_calls"), "parallel_tool_calls", value=False),

@@ -22,8 +22,10 @@ ROLES = ("system", "developer", "user", "assistant")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-def messages_in(given: Any) -> list[Message]:
-    """What ``input`` says. Raises ApiError 400 that names the place."""
+def messages_in(given: Any, *, goes_on: bool = False) -> list[Message]:
+    """What ``input`` says. Raises ApiError 400 that names the place. ``goes_on``: behind an earlier answer it may be empty."""
+    if goes_on and given in (None, []):
+        return []
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from seamlessflow.contracts import EpisodeOpened
 
 from ..own_time import OwnTime
-from .calls import Call
+from .call import Call
 from .digests import Digests
 from .errors import ApiError, episode_over
 from .memory import Memory
@@ -22,7 +22,7 @@ NUM_REMEMBERED = 4096
 class Session:
     """One attempt of an episode."""
 
-    key: str
+    key: str = field(repr=False)
     opened: EpisodeOpened
     model: str
     """Name shown by GET /v1/models. Agents may ask for any name: there is one model."""
@@ -38,19 +38,28 @@ class Session:
     def close(self) -> tuple[str, ...]:
         """No more calls; those still open are given up. Returns the calls whose answer never reached the agent."""
         self.is_over = True
+        undelivered = tuple(call.id for call in self.calls if not call.was_delivered)
         for call in self.calls:
-            call.answer.cancel()
-        return tuple(call.id for call in self.calls if not call.was_delivered)
+            call.give_up()
+        return undelivered
 
-    def call_to_join(self, body_digest: str, num_retries: int) -> Call | None:
+    def call_to_join(self, body_digest: bytes, num_retries: int) -> Call | None:
         """The call that a request repeats, so that it is not sampled a second time: the same body, whose answer reached nobody.
 
-        Its client must be gone, or the repetition be marked as one (the other end of a connection can be gone without our
-        knowing). An equal body alone proves nothing: best-of-n and compaction loops send one on purpose.
+        Its clients must be gone, or the repetition be marked as one (the other end of a connection can be gone without our
+        knowing). An equal body alone proves nothing: best-of-n and compaction loops send one on purpose. The oldest is first,
+        and while its clients look alive an n-th retry joins only a call that fewer than n joined: where several equal calls are
+        repeated, each repetition has an answer of its own.
         """
-        same = [c for c in reversed(self.calls) if c.body_digest == body_digest and not (c.was_delivered or c.is_abandoned)]
-        lost = next((call for call in same if call.has_lost_client), None)
-        return lost if lost is not None or num_retries < 1 else next(iter(same), None)
+        same = [c for c in self.calls if c.body_digest == body_digest and not (c.was_delivered or c.is_abandoned)]
+        for call in same:
+            if call.has_lost_client:
+                return call
+        for call in same:
+            if call.num_joins < num_retries:
+                call.num_joins += 1
+                return call
+        return None
 
 
 class Sessions:
@@ -87,24 +96,30 @@ class Sessions:
         who: the ``who`` of a path ``/e/<who>/v1/...``. None: the Bearer or x-api-key says which session. An episode: the key
         must be that episode's. An episode's key, for clients that cannot set one: whatever key they send is ignored.
         """
-        key = key_of(headers)
+        keys = keys_of(headers)
         if who is not None:
             if who in self._live or who in self._ended:
-                key = who
-            elif not key or self._keys.get(who) != key:
-                raise ApiError(
-                    401, f"unknown episode, or not its API key, for paths below /e/{who[:80]}", code="invalid_api_key"
-                )
-        session = self._live.get(key)
-        if session is not None:
-            return session
-        if key in self._ended:
+                keys = (who,)
+            elif (own := self._keys.get(who)) is not None and own in keys:
+                keys = (own,)
+            else:  # who it was is not repeated: it may be a key but for a letter
+                raise ApiError(401, "unknown episode, or not its API key, for paths below /e/", code="invalid_api_key")
+        for key in keys:
+            if (session := self._live.get(key)) is not None:
+                return session
+        if any(key in self._ended for key in keys):
             raise episode_over()
         what = "unknown API key: use the one this agent was started with (OPENAI_API_KEY, ANTHROPIC_API_KEY)"
         raise ApiError(401, what, code="invalid_api_key")
 
 
-def key_of(headers: Mapping[str, str]) -> str:
-    """The key a request brings, as Bearer or x-api-key; empty: none."""
+def keys_of(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys a request brings, as Bearer and as x-api-key: some clients fill one of both with a dummy."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token else headers.get("x-api-key", "")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return tuple(key for key in (bearer, headers.get("x-api-key", "")) if key)
+
+
+def key_of(headers: Mapping[str, str]) -> str:
+    """The first of them; empty: none."""
+    return next(iter(keys_of(headers)), "")

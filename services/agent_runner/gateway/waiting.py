@@ -1,8 +1,9 @@
 """Waiting for answers, however long they take.
 
-An answer comes as a hint on this process's inbox, or is found in the journal, where every waiter looks each second. Most
-wait for the same reason, such as a device that trains: so one look for all of them tells whether anything was answered at
-all since, and only then each looks for its own. The text that comes before an answer is only hinted.
+An answer normally comes as a hint on this process's inbox, which no look stands in the way of. If hints are lost it is found
+in the journal, where each waiter looks after a second, then after twice as long each time. Most wait for the same reason, such
+as a device that trains: so one look for all of them tells whether anything was answered at all since, and only then each looks
+for its own. The text that comes before an answer is only hinted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -26,8 +28,9 @@ from .progress import Progress
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 1.0
-"""How often a waiter looks into the journal."""
+FIRST_LOOK_SECONDS = 1.0
+LONGEST_LOOK_SECONDS = 8.0
+"""Between two looks of a waiter: so much later is an answer found whose hint was lost."""
 _FRESH_SECONDS = 0.25
 """For how long what one waiter saw is good for the others."""
 
@@ -69,14 +72,22 @@ class Answers:
 
     async def answer(self, waiter: Waiter, asked_at: int) -> CallAnswered:
         """The answer. ``asked_at``: sequence of its call in the journal."""
-        looked_until = asked_at
+        looked_until, pause = asked_at, FIRST_LOOK_SECONDS
         while True:
-            done, _ = await asyncio.wait({waiter.hinted}, timeout=LOOK_SECONDS)
-            if done:
+            await asyncio.wait({waiter.hinted}, timeout=pause)
+            if not waiter.hinted.done():
+                look = asyncio.create_task(self._look(waiter.event, looked_until))
+                first: list[asyncio.Future[Any]] = [waiter.hinted, look]
+                try:
+                    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    look.cancel()
+            if waiter.hinted.done():
                 return waiter.hinted.result()
-            answer, looked_until = await self._look(waiter.event, looked_until)
+            answer, looked_until = look.result()
             if answer is not None:
                 return answer
+            pause = min(2 * pause, LONGEST_LOOK_SECONDS)
 
     async def _look(self, event: CallRequested, looked_until: int) -> tuple[CallAnswered | None, int]:
         """The answer if it is stored, and up to which sequence the journal is now known not to hold it."""

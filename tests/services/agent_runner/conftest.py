@@ -38,6 +38,8 @@ from services.agent_runner.gateway.calls import CallDesk
 from services.agent_runner.gateway.server import Gateway
 from services.agent_runner.gateway.sessions import Session, Sessions
 from services.agent_runner.service import AgentRunner
+from tests.services.agent_runner.elsewhere import Gateway as ElsewhereGateway
+from tests.services.agent_runner.elsewhere import external, start_gateway
 
 RUN = "r1"
 NODE = "agents"
@@ -270,3 +272,23 @@ def lease() -> Callable[..., Awaitable[None]]:
 @pytest.fixture
 def make_opened() -> Callable[..., EpisodeOpened]:
     return opened
+
+
+@pytest.fixture
+async def start(make_world: Any) -> AsyncIterator[Callable[..., Awaitable[tuple[World, ElsewhereGateway]]]]:
+    """A runner that serves the given agents, and its gateway seen from outside."""
+    started: list[ElsewhereGateway] = []
+
+    async def begin(
+        *agents: dict[str, Any], world: World | None = None, fleet: Any = None, **settings: Any
+    ) -> tuple[World, ElsewhereGateway]:
+        if world is None:
+            world = await make_world(config_of(*(agents or (external(),)), **(fleet or {})))
+            await give_lease(world)
+        started.append(await start_gateway(world, **settings))
+        return world, started[-1]
+
+    yield begin
+    for gateway in started:
+        if not gateway.task.done():
+            await gateway.stop()

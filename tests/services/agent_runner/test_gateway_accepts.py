@@ -19,7 +19,7 @@ from services.agent_runner.gateway.dialect import Asked, Dialect, Frame
 from services.agent_runner.gateway.digests import digest
 from services.agent_runner.gateway.errors import ApiError
 from services.agent_runner.gateway.memory import Memory
-from services.agent_runner.gateway.server import DIALECTS
+from services.agent_runner.gateway.refusals import DIALECTS
 from services.trajectory_manager.episode import Episode
 from tests.domain.trajectory_builders import CHATML, SMOLLM2, renderer
 from tests.services.agent_runner.conftest import opened

@@ -13,7 +13,7 @@ import pytest
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.codec import encode
 from seamlessflow.contracts import AnswerTokens, CallAbandoned, CallError, Float32s, Int32s
-from services.agent_runner.gateway import calls
+from services.agent_runner.gateway import calls, waiting
 from services.agent_runner.gateway.chat_answers import ChatStream
 from tests.services.agent_runner.conftest import deltas_of
 
@@ -131,7 +131,7 @@ async def test_a_long_pause_is_invisible_to_an_impatient_client(gateway: Any, st
 
 
 async def test_an_answer_is_found_without_any_hint(gateway: Any) -> None:
-    """Hints may all be lost: the journal is looked at once a second."""
+    """Hints may all be lost: the journal is looked at after a second."""
     gateway.manager.with_hints = False
     async with gateway.openai(openai.AsyncOpenAI) as client:
         began = time.monotonic()
@@ -165,6 +165,54 @@ def counted(method: Any, looks: Counter[str], name: str) -> Any:
         return await method(bus, stream, subject)
 
     return look
+
+
+async def test_a_hint_does_not_wait_for_a_look_that_takes_long(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal that hardly answers holds nobody up as long as hints come."""
+    looking = asyncio.Event()
+
+    async def slow(newest: Any, run: str) -> int:
+        looking.set()
+        await asyncio.sleep(30)
+        return 0
+
+    async def reply(messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
+        await looking.wait()
+        return {"role": "assistant", "content": "at last"}
+
+    monkeypatch.setattr(waiting.Newest, "answer", slow)
+    gateway.manager.reply = reply
+    async with gateway.openai(openai.AsyncOpenAI) as client, asyncio.timeout(5.0):
+        answer = await client.chat.completions.create(model="m", messages=HELLO)
+
+    assert answer.choices[0].message.content == "at last"
+
+
+async def test_waiters_look_ever_more_seldom_while_others_are_answered(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a busy run something new always stands in the journal: each look costs a read."""
+    monkeypatch.setattr(waiting, "FIRST_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "LONGEST_LOOK_SECONDS", 0.8)
+    monkeypatch.setattr(waiting, "_FRESH_SECONDS", 0.0)
+    speaker, looks = gateway.gateway._desk._speaker, Counter[str]()
+    first = speaker.first
+
+    async def look(kind: Any, run: str, **names: str) -> Any:
+        looks[names["call"]] += 1
+        return await first(kind, run, **names)
+
+    async def reply(messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
+        await asyncio.sleep(2.0 if messages == HELLO else 0)
+        return {"role": "assistant", "content": "at last"}
+
+    monkeypatch.setattr(speaker, "first", look)
+    gateway.manager.reply = reply
+    async with gateway.openai(openai.AsyncOpenAI) as client:
+        held = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
+        while not held.done():
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "other"}])
+            await asyncio.sleep(0.02)
+
+    assert 2 <= max(looks.values()) <= 6  # after 0.05, 0.1, 0.2, 0.4, 0.8 ... seconds
 
 
 async def test_a_prompt_too_long_gets_the_error_that_makes_agents_compact(gateway: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,35 +23,6 @@ from services.agent_runner.gateway.memory import Memory, reference
 Message = dict[str, Any]
 
 
-@dataclass
-class Answered:
-    """A call's answer as its task has it."""
-
-    answered: CallAnswered
-
-    def done(self) -> bool:
-        return True
-
-    def cancelled(self) -> bool:
-        return False
-
-    def exception(self) -> None:
-        return None
-
-    def result(self) -> CallAnswered:
-        return self.answered
-
-
-@dataclass
-class Call:
-    id: str
-    answer: Answered
-
-
-def call_of(name: str, message: Message, error: CallError | None = None) -> Any:
-    return Call(name, Answered(CallAnswered(run="r", episode="e", call=name, message=message, error=error)))
-
-
 def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
@@ -62,7 +32,8 @@ def said(name: str) -> Message:
 
 
 def note(memory: Memory, name: str, asked: Asked) -> None:
-    memory.note(call_of(name, said(name)), asked, tuple(digest(message) for message in asked.messages))
+    memory.note(name, asked, tuple(digest(message) for message in asked.messages))
+    memory.answered(CallAnswered(run="r", episode="e", call=name, message=said(name)))
 
 
 def asks(*messages: Message, **more: Any) -> Asked:
@@ -118,15 +89,18 @@ def test_a_reference_is_the_answer_in_full() -> None:
     assert completed.messages == (user("hello"), {**said("c1"), "turn": "c1"}, user("more"))
 
 
-@pytest.mark.parametrize("kind", ["unknown", "failed", "not to be stored"])
+@pytest.mark.parametrize("kind", ["unknown", "failed", "not answered yet", "not to be stored"])
 def test_what_is_not_there_is_said(kind: str) -> None:
     """With the code that makes clients send the whole input."""
     memory = Memory()
     if kind == "failed":
+        memory.note("c1", asks(user("hello")), ("d",))
         error = CallError(status=400, code="x", message="no")
-        memory.note(call_of("c1", {}, error), asks(user("hello")), ("d",))
+        memory.answered(CallAnswered(run="r", episode="e", call="c1", error=error))
+    elif kind == "not answered yet":
+        memory.note("c1", asks(user("hello")), ("d",))
     elif kind == "not to be stored":
-        memory.note(call_of("c1", said("c1")), Asked("m", (user("hello"),)), ("d",))
+        note(memory, "c1", Asked("m", (user("hello"),)))
 
     with pytest.raises(ApiError) as caught:
         memory.completed(asks(user("more"), goes_on_from="c1"))

@@ -206,16 +206,48 @@ def test_a_called_function_comes_back_as_it_was_sampled(spaces: dict[str, list[s
     assert given <= {(None, name) for name in plain} | {(space, name) for space, names in spaces.items() for name in names}
 
 
-ANTHROPICS = ["web_search_20250305", "code_execution_20250825", "bash_20250124", "text_editor_20250728", "mcp_toolset"]
+ANTHROPICS = [
+    "web_search_20250305", "code_execution_20250825", "web_fetch_20250910", "mcp_toolset",
+    "tool_search_tool_bm25_20251119", "tool_search_tool_regex",
+]  # fmt: skip
 
 
-def test_tools_of_anthropics_own_are_left_out() -> None:
-    """What they do is known only to the models they were made for."""
+def test_tools_that_anthropics_servers_would_run_are_left_out() -> None:
+    """Nobody here could run them."""
     request = asked(Messages(), tools=[{"type": kind, "name": "x"} for kind in ANTHROPICS] + [CALC])
 
     assert [tool["function"]["name"] for tool in request.tools or ()] == ["calc"]
     assert request.notes == (HOSTED,)
     assert asked(Messages(), tools=[{"type": ANTHROPICS[0], "name": "x"}]).tools is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "commands"),
+    [
+        ("bash_20250124", "bash", None),
+        ("text_editor_20250124", "str_replace_editor", ["view", "create", "str_replace", "insert", "undo_edit"]),
+        ("text_editor_20250728", "str_replace_based_edit_tool", ["view", "create", "str_replace", "insert"]),
+        ("memory_20250818", "memory", ["view", "create", "str_replace", "insert", "delete", "rename"]),
+    ],
+)
+def test_tools_of_anthropics_own_that_the_agent_runs_are_offered(kind: str, name: str, commands: list[str] | None) -> None:
+    """By the name that the agent goes by, with the parameters that it expects, which its request leaves out."""
+    request = asked(Messages(), tools=[{"type": kind, "name": name, "max_characters": 9}])
+
+    (tool,) = checked_tools(list(request.tools or ())) or ()
+    properties = tool["function"]["parameters"]["properties"]
+    assert (tool["function"]["name"], request.notes) == (name, ())
+    assert properties["command"].get("enum") == commands
+    expected = {"restart"} if name == "bash" else {"path", "file_text", "old_str", "new_str", "insert_line", "view_range"}
+    assert expected <= properties.keys()
+
+
+@pytest.mark.parametrize(("tool", "words"), [({"type": "computer_20250124", "name": "computer"}, "pictures"),
+                                             ({"type": "bash_20250124"}, "name of the tool")])  # fmt: skip
+def test_a_tool_of_anthropics_own_that_cannot_be_offered_is_refused(tool: dict[str, Any], words: str) -> None:
+    """Its agent would wait for calls that never come."""
+    with pytest.raises(ApiError, match=words):
+        asked(Messages(), tools=[tool])
 
 
 @pytest.mark.parametrize("kind", ["web_search", "web_search_preview_2025_03_11", "file_search", "mcp", "custom", "tool_search"])

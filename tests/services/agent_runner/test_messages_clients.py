@@ -214,6 +214,27 @@ async def test_calls_of_an_ended_episode_are_refused_at_once(gateway: Any) -> No
             await answered(client, HELLO, streamed=False)
 
 
+async def test_models_are_listed_as_anthropics_client_reads_them(gateway: Any) -> None:
+    """One page; a model by any name is the same one."""
+    async with gateway.anthropic(anthropic.AsyncAnthropic) as client:
+        page = await client.models.list()
+        names = [(model.id, model.type, model.display_name) async for model in page]
+        other = await client.models.retrieve("any")
+
+    assert names == [("tiny", "model", "tiny")]
+    assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "tiny")
+    assert (other.id, other.created_at.year) == ("any", 1970)
+
+
+async def test_a_stream_is_not_collected_by_proxies(gateway: Any) -> None:
+    """Those that would are asked not to."""
+    async with (
+        gateway.anthropic(anthropic.AsyncAnthropic) as client,
+        client.messages.with_streaming_response.create(model="m", max_tokens=9, messages=HELLO, stream=True) as response,
+    ):
+        assert (response.headers["X-Accel-Buffering"], response.headers["Cache-Control"]) == ("no", "no-cache")
+
+
 async def test_what_is_not_served_is_not_found(gateway: Any) -> None:
     """404 in Anthropic's form, with what there is."""
     async with gateway.anthropic(anthropic.AsyncAnthropic) as client:

@@ -104,6 +104,16 @@ def test_fields_that_change_nothing_are_accepted(harmless: dict[str, Any]) -> No
     assert parsed(**harmless).messages == ({"role": "user", "content": "hello"},)
 
 
+@pytest.mark.parametrize("nothing", [{}, {"input": None}, {"input": []}])
+def test_behind_an_earlier_answer_nothing_needs_to_be_said(nothing: dict[str, Any]) -> None:
+    """And else something does."""
+    raw = {"model": "m", **nothing}
+
+    assert parse_responses(json.dumps({**raw, "previous_response_id": "resp_c1"}).encode()).messages == ()
+    with pytest.raises(ApiError, match="at least one item"):
+        parse_responses(json.dumps(raw).encode())
+
+
 def test_tools_are_offered_as_by_chat_completions() -> None:
     """The same offer has the same digest, so a conversation can change the dialect."""
     tool = {"name": "calc", "description": "Calculates.", "parameters": {"type": "object"}, "strict": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,30 +12,10 @@ import pytest
 from seamlessflow.contracts import EpisodeEnded, EpisodeStarted, EpisodeStatus, RunEnded, TaskSubmitted
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
-from services.agent_runner import episodes, outlet
-from tests.services.agent_runner.elsewhere import RUN, Gateway, bearer, external, member, start_gateway
+from services.agent_runner import episodes, outlet, running
+from tests.services.agent_runner.elsewhere import RUN, Gateway, bearer, external, member
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
-
-
-@pytest.fixture
-async def start(make_world: Any, lease: Any) -> AsyncIterator[Start]:
-    """A runner that serves the given agents, and its gateway seen from outside."""
-    from tests.services.agent_runner.conftest import config_of
-
-    started: list[Gateway] = []
-
-    async def begin(*agents: dict[str, Any], world: Any = None, fleet: Any = None, **settings: Any) -> tuple[Any, Gateway]:
-        if world is None:
-            world = await make_world(config_of(*(agents or (external(),)), **(fleet or {})))
-            await lease(world)
-        started.append(await start_gateway(world, **settings))
-        return world, started[-1]
-
-    yield begin
-    for gateway in started:
-        if not gateway.task.done():
-            await gateway.stop()
 
 
 async def test_an_agent_elsewhere_does_an_episode(start: Start) -> None:
@@ -333,9 +313,14 @@ async def test_paths_that_name_an_episode(start: Start) -> None:
     [
         ({}, {}, 201),
         ({}, {"Origin": "https://elsewhere.example"}, 403),
+        ({}, {"X-Forwarded-For": "203.0.113.9"}, 403),
+        ({}, {"forwarded": "for=203.0.113.9"}, 403),
+        ({}, {"Via": "1.1 proxy"}, 403),
+        ({"gateway_url": "http://localhost:8000"}, {}, 201),
         ({"gateway_token": "secret"}, {}, 401),
         ({"gateway_token": "secret"}, bearer("wrong"), 401),
         ({"gateway_token": "secret"}, bearer("secret"), 201),
+        ({"gateway_token": "secret"}, {**bearer("secret"), "X-Forwarded-For": "203.0.113.9"}, 201),
         ({"gateway_token": "secret"}, {"x-api-key": "secret"}, 201),
         ({"gateway_host": "0.0.0.0"}, {}, 403),
         ({"gateway_host": "0.0.0.0"}, {"x-api-key": ""}, 403),
@@ -344,7 +329,7 @@ async def test_paths_that_name_an_episode(start: Start) -> None:
     ],
 )
 async def test_who_may_open_episodes(start: Start, settings: Any, headers: dict[str, str], status: int) -> None:
-    """Whoever has the token; without one, whoever is on this machine and no web page; the refusal says what to set."""
+    """Whoever has the token; without one, whoever is on this machine, but no web page or proxy; a refusal says what to set."""
     world, gateway = await start(**settings)
     await world.say(member())
 
@@ -353,19 +338,22 @@ async def test_who_may_open_episodes(start: Start, settings: Any, headers: dict[
     assert answer.status_code == status
     if status != 201:
         assert "SEAMLESSFLOW_GATEWAY_TOKEN" in answer.json()["error"]["message"]
-        assert num_delivered(world) == 0
+        assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
 
 
 @pytest.mark.parametrize(
     ("settings", "root"),
-    [({}, "http://agents.example:8000"), ({"gateway_url": "https://far.example/"}, "https://far.example")],
+    [
+        ({"gateway_token": "t"}, "http://agents.example:8000"),
+        ({"gateway_token": "t", "gateway_url": "https://far.example/"}, "https://far.example"),
+    ],
 )
 async def test_a_gateway_says_where_it_is_reached(start: Start, settings: Any, root: str) -> None:
     """By the address it was called by, or the one it was given."""
     world, gateway = await start(**settings)
     await world.say(member())
 
-    given = (await gateway.http.post("/episodes", headers={"Host": "agents.example:8000"})).json()
+    given = (await gateway.http.post("/episodes", headers={"Host": "agents.example:8000", **bearer("t")})).json()
 
     assert (given["base_url"], given["path_base_url"]) == (f"{root}/v1", f"{root}/e/{given['api_key']}/v1")
 
@@ -377,6 +365,8 @@ async def test_a_gateway_says_where_it_is_reached(start: Start, settings: Any, r
         ({"env": "nobody"}, 404, "a, b"),
         ({}, 400, "a, b"),
         ({"env": "a", "data": {}}, 400, "prompt"),
+        ({"env": "a", "prompt": ""}, 400, "prompt"),
+        ({"env": "a", "prompt": " \n", "task": "t"}, 400, "prompt"),
         ({"env": "a", "prompt": "x", "task": "not a token"}, 400, "task"),
         ({"env": "a", "wait_seconds": 601}, 400, "wait_seconds"),
         ({"env": "a", "wait_seconds": True}, 400, "wait_seconds"),
@@ -440,8 +430,12 @@ async def test_agents_of_both_kinds_have_one_runner(start: Start, python_agents:
     assert (await world.ended("g-t2-0-0")).reward == 0.5
 
 
-async def test_an_episode_that_an_earlier_runner_started_is_lost_and_the_next_is_given(start: Start) -> None:
+async def test_an_episode_that_an_earlier_runner_started_is_lost_and_the_next_is_given(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever asked never notices."""
+    monkeypatch.setattr(outlet, "PATROL_SECONDS", 0.3)
+    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
     world, gateway = await start()
     lost = member()
     await world.say(lost)
@@ -486,8 +480,9 @@ async def test_what_nobody_comes_for_is_handed_back(start: Start, monkeypatch: p
     assert (await second.opened())["episode"] == "g-t1-0-0"
 
 
-async def test_after_a_killed_gateway_an_agent_opens_a_new_episode(start: Start) -> None:
+async def test_after_a_killed_gateway_an_agent_opens_a_new_episode(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its old key is unknown; its episode is said to be lost by the one that takes over."""
+    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
     world, gateway = await start()
     await world.say(member())
     episode = await gateway.opened()

@@ -1,0 +1,58 @@
+"""Errors in the form of the dialect that was spoken, whatever goes wrong. No key of a path is repeated in their words."""
+
+from __future__ import annotations
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from .chat_answers import ChatCompletions
+from .completions_answers import Completions
+from .dialect import Dialect
+from .errors import ApiError
+from .messages_answers import Messages
+from .responses_answers import Responses
+
+log = structlog.get_logger()
+
+MAX_BODY_BYTES = 16 << 20
+"""Far more than any context holds, and so few that nobody else waits long while one is read."""
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
+COUNT_TOKENS = f"{Messages.path}/count_tokens"
+_UNREAD = ("body_too_large", "unreadable_body")
+_ROUTES = ", ".join([*(f"POST {dialect.path}" for dialect in DIALECTS), f"POST {COUNT_TOKENS}", "GET /v1/models"])
+
+
+@web.middleware
+async def in_their_form(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refusals as the dialect's clients expect them."""
+    try:
+        return await handler(request)
+    except ApiError as refused:
+        error = refused
+    except web.HTTPRequestEntityTooLarge:
+        error = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
+    except (web.RequestPayloadError, ConnectionError) as wrong:  # the latter: its client left within the body
+        error = ApiError(400, f"the body cannot be read: {wrong}", code="unreadable_body")
+    except web.HTTPException as wrong:
+        what = f"{request.method} {_path_of(request)[:100]} is not served here; there are: {_ROUTES}"
+        error = ApiError(wrong.status, what, code="unknown_route")
+    except Exception:
+        log.exception("gateway.failed", path=_path_of(request))
+        error = ApiError(500, "the gateway failed; its log says why", code="internal_error")
+    response = error.response(dialect_of(request).error_body(error))
+    if error.code in _UNREAD:
+        response.force_close()  # the rest of the body stands in the way of another request
+    return response
+
+
+def dialect_of(request: web.Request) -> Dialect:
+    """By the path, or for another path by what it begins with."""
+    path = _path_of(request)
+    return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), DIALECTS[0])
+
+
+def _path_of(request: web.Request) -> str:
+    """Without ``/e/<who>``, which may be a key."""
+    path = "/" + request.path.lstrip("/")
+    return "/" + path.removeprefix("/e/").partition("/")[2] if path.startswith("/e/") else path
