@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from seamlessflow.bus.server import EmbeddedServer, find_binary
@@ -17,6 +19,21 @@ settings.load_profile("shared-machine")
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
 os.environ["NO_COLOR"] = "1"
+
+_configure = structlog.configure
+
+
+def _configure_uncached(**given: Any) -> None:
+    """A service that starts inside a test must not keep the loggers of modules for itself: later tests read what they say."""
+    _configure(**{**given, "cache_logger_on_first_use": False})
+
+
+structlog.configure = _configure_uncached
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first: they take longest, and beside them one process does all the rest."""
+    items.sort(key=lambda item: "system" not in item.path.parts)
 
 
 @pytest.fixture(scope="session")
