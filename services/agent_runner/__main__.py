@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
 
 from seamlessflow.contracts import Service
-from seamlessflow.errors import ConfigError
 from seamlessflow.processes import hide_secrets
-from seamlessflow.runtime import open_context
+from seamlessflow.runtime import open_context, run_service
 from seamlessflow.settings import forget_environment
 
 from .config import RunnerSettings
@@ -52,11 +50,4 @@ async def main(arguments: Sequence[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(ImportError):
-        import uvloop
-
-        uvloop.install()
-    try:
-        asyncio.run(main(sys.argv[1:]))
-    except ConfigError as wrong:
-        sys.exit(f"agent-runner cannot start: {wrong}")
+    run_service(Service.AGENT_RUNNER, partial(main, sys.argv[1:]))

@@ -1,10 +1,7 @@
 """``python -m services.rollout_worker``: needs a NATS URL and a store URL."""
 
-import asyncio
-from contextlib import suppress
-
 from seamlessflow.contracts import Service
-from seamlessflow.runtime import open_context
+from seamlessflow.runtime import open_context, run_service
 
 from .config import WorkerSettings
 from .service import RolloutWorker
@@ -17,8 +14,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    with suppress(ImportError):
-        import uvloop
-
-        uvloop.install()
-    asyncio.run(main())
+    run_service(Service.ROLLOUT_WORKER, main)

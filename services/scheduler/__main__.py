@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import uvloop
-
 from seamlessflow.contracts import Service
-from seamlessflow.runtime import open_context
+from seamlessflow.runtime import open_context, run_service
 
 from .config import SchedulerSettings
 from .service import Scheduler
@@ -18,4 +16,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run_service(Service.SCHEDULER, main)

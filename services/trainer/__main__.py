@@ -1,9 +1,7 @@
 """``python -m services.trainer``"""
 
-import asyncio
-
 from seamlessflow.contracts import Service
-from seamlessflow.runtime import open_context
+from seamlessflow.runtime import open_context, run_service
 
 from .config import TrainerSettings
 from .service import Trainer
@@ -16,9 +14,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        asyncio.run(main())
-    else:
-        uvloop.run(main())
+    run_service(Service.TRAINER, main)

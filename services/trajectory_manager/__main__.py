@@ -1,9 +1,7 @@
 """python -m services.trajectory_manager"""
 
-import uvloop
-
 from seamlessflow.contracts import Service
-from seamlessflow.runtime import open_context
+from seamlessflow.runtime import open_context, run_service
 
 from .config import ManagerSettings
 from .service import TrajectoryManager
@@ -15,4 +13,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run_service(Service.TRAJECTORY_MANAGER, main)

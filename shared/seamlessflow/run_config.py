@@ -88,7 +88,8 @@ class AgentSection(Section):
     """``module:function``, run in a process of its own: ``function(task: dict) -> str | None``.
     What it returns (else what it prints) is judged."""
     command: tuple[str, ...] | None = None
-    """Program and arguments, no shell; ``{prompt}`` is replaced. What it prints on standard output is judged."""
+    """Program and arguments, no shell; ``{prompt}`` is replaced, and ``{checkout}`` by the project's folder: it starts in an
+    empty one of its own. What it prints on standard output is judged."""
     external: bool = False
     """True: it runs elsewhere, opens episodes at a gateway over HTTP and says there how each ended (docs/operations.md)."""
     reward: str = "reasoning_gym"

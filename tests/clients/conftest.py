@@ -76,7 +76,8 @@ def stops(case: Case) -> tuple[str, ...]:
 @pytest.fixture
 def episode(case: Case, episodes: Outcomes) -> Outcome:
     if case.run not in episodes:
-        pytest.skip(f"runs/clients/{case.client.environment} is not made from its pins: ./task test:clients makes it")
+        makes = "test:clients:npm" if case.client.environment == environments.NPM else "test:clients"
+        pytest.skip(f"runs/clients/{case.client.environment} is not made from its pins: ./task {makes} makes it")
     outcome = episodes[case.run]
     if isinstance(outcome, BaseException):
         raise outcome

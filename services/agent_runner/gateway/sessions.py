@@ -109,7 +109,7 @@ class Sessions:
                 return session
         if any(key in self._ended for key in keys):
             raise episode_over()
-        what = "unknown API key: use the one this agent was started with (OPENAI_API_KEY, ANTHROPIC_API_KEY)"
+        what = "unknown API key: use the one this agent was started with (OPENAI_API_KEY, ANTHROPIC_API_KEY), or that of POST /episodes"
         raise ApiError(401, what, code="invalid_api_key")
 
 

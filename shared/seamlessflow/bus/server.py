@@ -51,6 +51,7 @@ jetstream {{
 _AUTHORIZATION = """\
 authorization {{ user: "{user}", password: "{password}" }}
 """
+_PORT = re.compile(r'^listen: "127\.0\.0\.1:(\d+)"$', flags=re.MULTILINE)
 _PASSWORD = re.compile(rf'^authorization {{ user: "{USER}", password: "([^"]+)" }}$', flags=re.MULTILINE)
 
 
@@ -82,7 +83,7 @@ class EmbeddedServer:
         self._binary = binary or find_binary()
         self._extra_config = extra_config
         self._password = None if "authorization" in extra_config else _kept_password(self._config) or secrets.token_hex(24)
-        self.port = port or free_port()
+        self.port = port or _kept_port(self._config) or free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = FolderLock(folder)
 
@@ -188,6 +189,12 @@ def _kept_password(config: Path) -> str | None:
     """The password that this folder's server had before, so that clients which know it find it again."""
     found = _PASSWORD.search(config.read_text()) if config.is_file() else None
     return None if found is None else found[1]
+
+
+def _kept_port(config: Path) -> int | None:
+    """The port that this folder's server had before, unless somebody else has it now: addresses that were kept stay right."""
+    found = _PORT.search(config.read_text()) if config.is_file() else None
+    return None if found is None or _answers(int(found[1])) else int(found[1])
 
 
 def _answers(port: int) -> bool:

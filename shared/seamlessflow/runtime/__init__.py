@@ -6,8 +6,9 @@ from .inbox import HandlerTable, Inbox, keep_alive
 from .presence import LeaseWatch, Presence, read_lease
 from .runs import failure_words, read_run, stop_run
 from .speaker import Speaker
+from .starting import run_service
 
 __all__ = [
     "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Speaker",
-    "failure_words", "keep_alive", "make_context", "open_context", "read_lease", "read_run", "stop_run",
+    "failure_words", "keep_alive", "make_context", "open_context", "read_lease", "read_run", "run_service", "stop_run",
 ]  # fmt: skip

@@ -1,0 +1,34 @@
+"""The outermost lines of every service: its loop, and one line instead of a traceback for what a person can put right."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+
+from pydantic import ValidationError
+
+from ..contracts import Service
+from ..errors import ConfigError
+
+
+def run_service(service: Service, main: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Until ``main`` ends. Exits with 1 and a line for settings that cannot be used, with 130 on Ctrl-C before it is up."""
+    try:
+        from uvloop import run
+    except ImportError:  # not on Windows
+        from asyncio import run
+    try:
+        run(main())
+    except ConfigError as wrong:
+        sys.exit(f"{service.value} cannot start: {wrong}")
+    except ValidationError as wrong:
+        if not wrong.title.endswith("Settings"):  # a mistake of ours
+            raise
+        sys.exit(f"{service.value} cannot start:\n{_settings(wrong)}")
+    except KeyboardInterrupt:  # while it waits for its server; later it is a signal to leave in order
+        sys.exit(130)
+
+
+def _settings(wrong: ValidationError) -> str:
+    """A line for each setting, by the variable it is read from. What was given is not repeated: it may be a secret."""
+    return "\n".join(f"  SEAMLESSFLOW_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in wrong.errors())
