@@ -20,9 +20,8 @@ MAX_BODY_BYTES = 16 << 20
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
 _UNREAD = ("body_too_large", "unreadable_body")
-_ROUTES = ", ".join(
-    [*(f"POST {dialect.path}" for dialect in DIALECTS), f"POST {COUNT_TOKENS}", "GET /v1/models", "POST /episodes"]
-)
+_POSTS = (*(dialect.path for dialect in DIALECTS), COUNT_TOKENS, "/episodes")
+_ROUTES = ", ".join([*(f"POST {path}" for path in _POSTS), "GET /v1/models"])
 
 
 @web.middleware

@@ -109,7 +109,10 @@ class Sessions:
                 return session
         if any(key in self._ended for key in keys):
             raise episode_over()
-        what = "unknown API key: use the one this agent was started with (OPENAI_API_KEY, ANTHROPIC_API_KEY), or that of POST /episodes"
+        what = (
+            "unknown API key: use the one this agent was started with (OPENAI_API_KEY, ANTHROPIC_API_KEY), "
+            "or the one that POST /episodes gave"
+        )
         raise ApiError(401, what, code="invalid_api_key")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 
@@ -14,11 +15,7 @@ from ..errors import ConfigError
 def run_service(service: Service, main: Callable[[], Coroutine[None, None, None]]) -> None:
     """Until ``main`` ends. Exits with 1 and a line for settings that cannot be used, with 130 on Ctrl-C before it is up."""
     try:
-        from uvloop import run
-    except ImportError:  # not on Windows
-        from asyncio import run
-    try:
-        run(main())
+        _run(main())
     except ConfigError as wrong:
         sys.exit(f"{service.value} cannot start: {wrong}")
     except ValidationError as wrong:
@@ -27,6 +24,15 @@ def run_service(service: Service, main: Callable[[], Coroutine[None, None, None]
         sys.exit(f"{service.value} cannot start:\n{_settings(wrong)}")
     except KeyboardInterrupt:  # while it waits for its server; later it is a signal to leave in order
         sys.exit(130)
+
+
+def _run(main: Coroutine[None, None, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 def _settings(wrong: ValidationError) -> str:
