@@ -90,8 +90,8 @@ def tiny_renderer(*, whole: bool = False) -> TemplateRenderer:
 class WholeTemplate(ChatTemplate):
     """Always renders the whole conversation."""
 
-    def starts(self, num_before: int) -> tuple[int, ...]:
-        return (0,)
+    def start(self, num_before: int) -> int:
+        return 0
 
 
 class Conversation:
