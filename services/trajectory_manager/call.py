@@ -96,10 +96,6 @@ class Call:
     runs: tuple[Run, ...] = ()
     """Of tokens that were sampled and became no turn, once it is answered."""
 
-    @property
-    def is_fork(self) -> bool:
-        return self.cause is not None
-
     def in_order(self) -> list[Segment]:
         return [self.segments[start] for start in sorted(self.segments)]
 

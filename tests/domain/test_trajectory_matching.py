@@ -83,7 +83,7 @@ def test_a_turn_is_not_found_behind_a_changed_history(world: World, history: lis
     answer = world.turn([SYSTEM, user("q")], CALL, tools=[CALC])
     assert parent_of(world, [*history, answer.message, user("r")], [CALC]) is None
     call = world.manager.call(world.agent.episode, "c1")
-    assert call is not None and call.is_fork
+    assert call is not None and call.cause is not None
 
 
 def test_other_tools_are_another_conversation(world: World):
