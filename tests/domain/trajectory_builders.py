@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from seamlessflow.contracts import (
     CallAnswered,
     CallRequested,
@@ -32,6 +30,7 @@ from seamlessflow.text.tokenizer import ChatTokenizer
 from services.trajectory_manager.manager import Manager
 from services.trajectory_manager.rendering import TemplateRenderer
 from services.trajectory_manager.template import ChatTemplate
+from tests.text.words import byte_level
 
 RUN, EPISODE = "run-1", "g0-0-0"
 ORIGIN = EpisodeOrigin(group="g0", task="t0", env="env", index=0, attempt=0)
@@ -51,28 +50,18 @@ SMOLLM2 = (
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-CORPUS = [
+CORPUS = (
     "user\nassistant\nsystem\n",
     "the sum of three and four is seven\n\n",
     "what is 1 + 2 ?\n\n\n",
     "  hello   world ",
-] * 4
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+) * 16
 CALC = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}
 
 
-@cache
 def tokenizer(num_merges: int = 0) -> ChatTokenizer:
     """Byte-level; with merges, neighbouring text is encoded differently apart than together."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    size = len(alphabet) + len(SPECIALS) + num_merges
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(CORPUS * 4 if num_merges else [], trainer)
-    made.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
-    return ChatTokenizer(made, named={"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"})
+    return byte_level(num_merges, CORPUS, "<|im_start|>")
 
 
 @cache
