@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from seamlessflow.contracts import EpisodeOpened, EpisodeOrigin, Sampling
+from seamlessflow.contracts.streams import consumer_name, queue_stream
 from services.agent_runner.service import AgentRunner
 
 RUN = "r1"
@@ -92,3 +93,9 @@ def member(task: str = "t1", index: int = 0, attempt: int = 0, *, env: str = "su
         run=RUN, episode=f"g-{task}-{index}-{attempt}", origin=origin, shard=0, bucket=0, env=env, prompt=f"do {task}",
         data=data, sampling=Sampling(max_tokens=64), seed=1,
     )  # fmt: skip
+
+
+def num_delivered(world: Any) -> int:
+    """Episodes that are, or were, in somebody's hands."""
+    queue = world.server.consumer(queue_stream("agent-runner", RUN), consumer_name("agent-runner", "sums"))
+    return len(queue._num_delivered)

@@ -18,6 +18,16 @@ def turn(content: str = "", *calls: str, reasoning: str | None = None) -> Parsed
     return Parsed(content, tuple(ToolCall("calc", arguments) for arguments in calls), reasoning)
 
 
+def held(seconds: float, then: Any = None) -> Any:
+    """A reply function: says ``then`` (at last) so many seconds later."""
+
+    async def reply(messages: list[dict[str, Any]], request: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return then or {"role": "assistant", "content": "at last"}
+
+    return reply
+
+
 @dataclass
 class Script:
     """A reply function: says one turn after the other, with the ids the manager gives, and remembers what it said."""

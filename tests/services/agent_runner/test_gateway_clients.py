@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
 from typing import Any
 
 import openai
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.codec import encode
-from seamlessflow.contracts import AnswerTokens, CallAbandoned, CallError, Float32s, Int32s
-from services.agent_runner.gateway import calls, waiting
+from seamlessflow.contracts import AnswerTokens, CallError, Float32s, Int32s
 from services.agent_runner.gateway.chat_answers import ChatStream
 from tests.services.agent_runner.conftest import deltas_of
+from tests.services.agent_runner.spoken_turns import held
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
 TOOL_CALLS = [
@@ -29,14 +26,6 @@ async def uses_tools(messages: list[dict[str, Any]], request: Any) -> dict[str, 
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": "7"}
     return {"role": "assistant", "content": None, "tool_calls": TOOL_CALLS}
-
-
-def held(seconds: float) -> Any:
-    async def reply(messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
-        await asyncio.sleep(seconds)
-        return {"role": "assistant", "content": "at last"}
-
-    return reply
 
 
 async def test_a_whole_answer_by_the_asynchronous_client(gateway: Any) -> None:
@@ -115,106 +104,6 @@ async def test_streamed_tool_calls_join_to_the_same_calls(gateway: Any) -> None:
     assert joined == [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in TOOL_CALLS]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_long_pause_is_invisible_to_an_impatient_client(gateway: Any, stream: bool) -> None:
-    """A client that gives up after 2 s of silence gets its answer after 5 s, by exactly one POST."""
-    gateway.manager.reply = held(5.0)
-    async with gateway.openai(openai.AsyncOpenAI, timeout=2.0) as client:
-        answer = await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
-        text = (
-            "".join([c.choices[0].delta.content or "" async for c in answer]) if stream else answer.choices[0].message.content
-        )
-
-    assert text == "at last"
-    assert len(gateway.manager.calls) == 1
-    assert gateway.session.close() == ()
-
-
-async def test_an_answer_is_found_without_any_hint(gateway: Any) -> None:
-    """Hints may all be lost: the journal is looked at after a second."""
-    gateway.manager.with_hints = False
-    async with gateway.openai(openai.AsyncOpenAI) as client:
-        began = time.monotonic()
-        answer = await client.chat.completions.create(model="m", messages=HELLO)
-
-    assert answer.choices[0].message.content == "echo: hello"
-    assert time.monotonic() - began < 3.0
-
-
-async def test_many_waiters_look_into_the_journal_as_one(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing is answered, one look tells all of them; once something is, each finds its own without a hint."""
-    gateway.manager.with_hints = False
-    gateway.manager.reply = held(2.6)
-    looks = Counter[str]()
-    for name in ("first", "last"):
-        monkeypatch.setattr(MemoryBus, name, counted(getattr(MemoryBus, name), looks, name))
-
-    async with gateway.openai(openai.AsyncOpenAI) as client:
-        asking = [asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO)) for _ in range(12)]
-        await asyncio.sleep(2.4)
-        before = Counter(looks)
-        answers = await asyncio.gather(*asking)
-
-    assert before["first"] == 0 and before["last"] <= 8
-    assert [answer.choices[0].message.content for answer in answers] == ["at last"] * 12
-
-
-def counted(method: Any, looks: Counter[str], name: str) -> Any:
-    async def look(bus: MemoryBus, stream: str, subject: str) -> Any:
-        looks[name] += 1
-        return await method(bus, stream, subject)
-
-    return look
-
-
-async def test_a_hint_does_not_wait_for_a_look_that_takes_long(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A journal that hardly answers holds nobody up as long as hints come."""
-    looking = asyncio.Event()
-
-    async def slow(newest: Any, run: str) -> int:
-        looking.set()
-        await asyncio.sleep(30)
-        return 0
-
-    async def reply(messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
-        await looking.wait()
-        return {"role": "assistant", "content": "at last"}
-
-    monkeypatch.setattr(waiting.Newest, "answer", slow)
-    gateway.manager.reply = reply
-    async with gateway.openai(openai.AsyncOpenAI) as client, asyncio.timeout(5.0):
-        answer = await client.chat.completions.create(model="m", messages=HELLO)
-
-    assert answer.choices[0].message.content == "at last"
-
-
-async def test_waiters_look_ever_more_seldom_while_others_are_answered(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a busy run something new always stands in the journal: each look costs a read."""
-    monkeypatch.setattr(waiting, "FIRST_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(waiting, "LONGEST_LOOK_SECONDS", 0.8)
-    monkeypatch.setattr(waiting, "_FRESH_SECONDS", 0.0)
-    speaker, looks = gateway.gateway._desk._speaker, Counter[str]()
-    first = speaker.first
-
-    async def look(kind: Any, run: str, **names: str) -> Any:
-        looks[names["call"]] += 1
-        return await first(kind, run, **names)
-
-    async def reply(messages: list[dict[str, Any]], request: Any) -> dict[str, Any]:
-        await asyncio.sleep(2.0 if messages == HELLO else 0)
-        return {"role": "assistant", "content": "at last"}
-
-    monkeypatch.setattr(speaker, "first", look)
-    gateway.manager.reply = reply
-    async with gateway.openai(openai.AsyncOpenAI) as client:
-        held = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
-        while not held.done():
-            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "other"}])
-            await asyncio.sleep(0.02)
-
-    assert 2 <= max(looks.values()) <= 6  # after 0.05, 0.1, 0.2, 0.4, 0.8 ... seconds
-
-
 async def test_a_prompt_too_long_gets_the_error_that_makes_agents_compact(gateway: Any) -> None:
     """The manager's 400 keeps status, code and words, and is not retried."""
 
@@ -257,44 +146,6 @@ async def test_an_error_after_the_grace_ends_a_stream_with_an_error_event(gatewa
         with pytest.raises(openai.APIError, match="too long"):
             async for _ in await client.chat.completions.create(model="m", messages=HELLO, stream=True):
                 pass
-
-
-async def test_a_marked_retry_joins_the_call_whose_client_was_lost(gateway: Any) -> None:
-    """A broken connection is not a second sample: the retry gets the first call's answer."""
-    gateway.manager.reply = held(1.5)
-    async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
-        lost = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
-        await asyncio.sleep(0.3)
-        lost.cancel()
-        await asyncio.sleep(0.3)
-        answer = await client.chat.completions.create(model="m", messages=HELLO, extra_headers={"x-stainless-retry-count": "1"})
-
-    assert answer.choices[0].message.content == "at last"
-    assert len(gateway.manager.calls) == 1
-    assert gateway.session.close() == ()
-
-
-async def test_the_same_body_on_purpose_is_sampled_each_time(gateway: Any) -> None:
-    """Best-of-n sends equal bodies side by side; nothing marks them as retries."""
-    async with gateway.openai(openai.AsyncOpenAI) as client:
-        await asyncio.gather(*(client.chat.completions.create(model="m", messages=HELLO) for _ in range(4)))
-
-    assert len(gateway.manager.calls) == 4
-    assert len({call.seed for call in gateway.manager.calls}) == 4
-
-
-async def test_an_answer_that_never_reached_the_agent_is_noted(gateway: Any) -> None:
-    """The client went away before the answer came, and did not come back for it."""
-    gateway.manager.reply = held(0.8)
-    async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
-        lost = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
-        await asyncio.sleep(0.3)
-        lost.cancel()
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "another"}])
-    await asyncio.sleep(1.0)
-
-    undelivered = gateway.sessions.close(gateway.session)
-    assert undelivered == (gateway.session.calls[0].id,)
 
 
 async def test_calls_of_an_ended_episode_get_409_at_once(gateway: Any) -> None:
@@ -358,42 +209,6 @@ async def test_text_reaches_the_client_before_the_answer_is_there(gateway: Any) 
                 was_read.set()
 
     assert (reasoning, content) == ("3 and 4", "seven it is")
-
-
-async def test_a_retry_of_a_stream_gets_the_whole_text_again(gateway: Any) -> None:
-    """Also one that is not marked, as Codex and Claude Code send: the same body, whose client is gone."""
-    gateway.manager.reply = held(1.5)
-    async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
-        asking = {"model": "m", "messages": HELLO, "stream": True}
-        lost = asyncio.create_task(client.chat.completions.create(**asking))
-        await asyncio.sleep(0.3)
-        lost.cancel()
-        await asyncio.sleep(0.2)
-        text = [chunk.choices[0].delta.content or "" async for chunk in await client.chat.completions.create(**asking)]
-
-    assert "".join(text) == "at last"
-    assert len(gateway.manager.calls) == 1
-    assert gateway.session.close() == ()
-
-
-async def test_a_client_that_stays_away_stops_its_sampling(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a grace; who then asks the same is sampled for anew."""
-    monkeypatch.setattr(calls, "ABANDON_SECONDS", 0.2)
-    gateway.manager.reply = held(3.0)
-    async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
-        lost = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
-        await asyncio.sleep(0.3)
-        lost.cancel()
-        first = gateway.session.calls[0]
-        async with asyncio.timeout(5.0):
-            while not first.is_abandoned:
-                await asyncio.sleep(0.05)
-        answer = await client.chat.completions.create(model="m", messages=HELLO)
-
-    speaker = gateway.manager.context.speaker
-    assert await speaker.first(CallAbandoned, gateway.session.opened.run, episode="t1-0-0", call=first.id) is not None
-    assert answer.choices[0].message.content == "at last" and len(gateway.manager.calls) == 2
-    assert gateway.session.close() == (first.id,)
 
 
 async def test_an_answer_that_cannot_be_written_down_is_an_error_and_no_silence(

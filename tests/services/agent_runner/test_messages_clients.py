@@ -15,7 +15,7 @@ from seamlessflow.run_config import AgentSection
 from services.agent_runner.agents import launch_of
 from services.trajectory_manager.answers import too_long
 from services.trajectory_manager.identity import identity_of
-from tests.services.agent_runner.spoken_turns import Script, parents_of, turn
+from tests.services.agent_runner.spoken_turns import Script, held, parents_of, turn
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 CALC = {"name": "calc", "description": "sums", "input_schema": {"type": "object", "properties": {}}}
@@ -26,14 +26,6 @@ SCRIPT = [
     turn("7", reasoning="that is it"),
     turn("yes, 7"),
 ]
-
-
-def held(seconds: float, then: Any = None) -> Any:
-    async def reply(messages: list[dict[str, Any]], request: Any) -> Any:
-        await asyncio.sleep(seconds)
-        return then or {"role": "assistant", "content": "at last"}
-
-    return reply
 
 
 async def answered(client: Any, messages: list[Any], *, streamed: bool, **more: Any) -> Any:

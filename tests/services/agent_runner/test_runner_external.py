@@ -1,19 +1,18 @@
-"""Episodes of agents that run elsewhere: how they are asked for, what they get, and how they end."""
+"""Episodes of agents that run elsewhere: how they are asked for, and what is given to whom."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from seamlessflow.contracts import EpisodeEnded, EpisodeStarted, EpisodeStatus, RunEnded, TaskSubmitted
+from seamlessflow.contracts import EpisodeStarted, EpisodeStatus, RunEnded, TaskSubmitted
 from seamlessflow.contracts.addresses import subject_filter
-from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
-from services.agent_runner import episodes, outlet, running
-from tests.services.agent_runner.elsewhere import RUN, Gateway, bearer, external, member
+from seamlessflow.contracts.streams import journal
+from services.agent_runner import outlet
+from tests.services.agent_runner.elsewhere import RUN, Gateway, external, member, num_delivered
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
 
@@ -156,208 +155,6 @@ async def test_a_client_that_left_takes_no_episode(start: Start) -> None:
     assert (await gateway.opened())["episode"] == "g-t1-0-0"
 
 
-async def test_the_same_report_again_has_the_same_answer(start: Start) -> None:
-    """Another one after it is a conflict, and changes nothing."""
-    world, gateway = await start()
-    await world.say(member())
-    episode = await gateway.opened()
-
-    first = await gateway.end(episode, {"reward": 1})
-    again = await gateway.end(episode, b'{"reward": 1.0}')
-    other = await gateway.end(episode, {"reward": 0.5})
-    failed = await gateway.end(episode, {"failed": "changed my mind"})
-
-    assert (first.status_code, again.status_code, again.json()) == (200, 200, first.json())
-    assert (other.status_code, failed.status_code) == (409, 409)
-    assert "ended before as completed" in other.json()["error"]["message"]
-    assert (await world.ended("g-t1-0-0")).reward == 1.0
-
-
-@pytest.mark.parametrize(
-    "report",
-    [b'{"reward": NaN}', b'{"reward": Infinity}', b'{"reward": 1e999}', b'{"reward": "0.5"}', b'{"reward": true}',
-     b'{"reward": null}', b"{}", b"", b"[1]", b'{"reward": 1, "answer": "x"}', b'{"reword": 1}', b'{"answer": "7"}',
-     b'{"reward": ' + b"9" * 400 + b"}", b'{"failed": 3}', b"\xff\xfe"],
-)  # fmt: skip
-async def test_a_report_that_is_none_changes_nothing(start: Start, report: bytes) -> None:
-    """400 says why; the episode goes on and is ended by the next one."""
-    world, gateway = await start()
-    await world.say(member())
-    episode = await gateway.opened()
-
-    wrong = await gateway.end(episode, report)
-
-    assert wrong.status_code == 400 and wrong.json()["error"]["message"]
-    assert (await gateway.state(episode)).json()["state"] == "open"
-    assert (await gateway.end(episode, {"reward": -2})).json()["reward"] == -2
-
-
-async def test_an_agent_may_say_that_it_failed(start: Start) -> None:
-    """A status with its reason, and no reward."""
-    world, gateway = await start()
-    await world.say(member())
-    episode = await gateway.opened()
-
-    assert (await gateway.end(episode, {"failed": "the browser crashed"})).status_code == 200
-    ended = await world.ended("g-t1-0-0")
-    assert (ended.status, ended.reason, ended.reward) == (EpisodeStatus.AGENT_FAILED, "the browser crashed", None)
-
-
-async def test_a_verifier_judges_answers_from_elsewhere(start: Start, python_agents: Any) -> None:
-    """With a verifier nobody says its own reward; one that breaks ends the episode without one."""
-    judged = {**python_agents("x", env="judged", reward="bad_agents:verifier_counts"), "external": True}
-    broken = {**python_agents("x", env="broken", reward="bad_agents:verifier_raises"), "external": True}
-    for agent in (judged, broken):
-        del agent["entrypoint"]
-    world, gateway = await start(judged, broken)
-    await world.say(member("t1", env="judged"))
-    await world.say(member("t2", env="broken"))
-    good, bad = await gateway.opened(env="judged"), await gateway.opened(env="broken")
-
-    assert (await gateway.end(good, {"reward": 1.0})).status_code == 400
-    assert (await gateway.end(good, {"answer": "four"})).json()["reward"] == 4.0
-    answer = await gateway.end(bad, {"answer": "four"})
-    assert (answer.status_code, answer.json()["status"], answer.json()["reward"]) == (200, "verifier_failed", None)
-
-
-async def test_an_answer_longer_than_allowed_is_refused(start: Start, python_agents: Any) -> None:
-    """As output_bytes says, before it is judged."""
-    agent = {**python_agents("x", reward="bad_agents:verifier_counts", output_bytes=10), "external": True}
-    del agent["entrypoint"]
-    world, gateway = await start(agent)
-    await world.say(member())
-    episode = await gateway.opened()
-
-    assert (await gateway.end(episode, {"answer": "x" * 11})).status_code == 400
-    assert (await gateway.end(episode, {"answer": "x" * 10})).json()["reward"] == 10
-
-
-async def test_an_episode_that_nobody_ends_is_ended_at_its_deadline(start: Start) -> None:
-    """Its calls are refused from then on, and so is a late report."""
-    world, gateway = await start(external(deadline_seconds=0.4))
-    await world.say(member())
-    episode = await gateway.opened()
-
-    ended = await world.ended("g-t1-0-0")
-    late = await gateway.end(episode, {"reward": 1.0})
-
-    assert (ended.status, ended.reward) == (EpisodeStatus.DEADLINE, None) and "0.4 s" in ended.reason
-    assert (late.status_code, (await gateway.ask(episode["base_url"], episode["api_key"])).status_code) == (409, 409)
-
-
-async def test_waiting_for_the_model_is_not_the_agents_time(start: Start) -> None:
-    """A call that takes longer than the deadline ends nothing."""
-    world, gateway = await start(external(deadline_seconds=0.8))
-
-    async def late(messages: Any, request: Any) -> dict[str, Any]:
-        await asyncio.sleep(1.6)
-        return {"role": "assistant", "content": "late"}
-
-    world.manager.reply = late
-    await world.say(member())
-    episode = await gateway.opened()
-
-    assert (await gateway.ask(episode["base_url"], episode["api_key"])).status_code == 200
-    assert (await gateway.end(episode, {"reward": 1.0})).status_code == 200
-
-
-async def test_keys_open_their_own_episode_only(start: Start) -> None:
-    """For reports, states and calls alike, whichever of them is over; what is unknown looks the same as what is foreign."""
-    world, gateway = await start(gateway_token="the token")
-    for index in range(2):
-        await world.say(member(index=index))
-    one, other = [(await gateway.open(token="the token")).json() for _ in range(2)]
-    unknown = {**one, "episode": "g-t9-0-0"}
-
-    for key in (other["api_key"], None, "wrong", "sf-"):
-        for target in (one, unknown):
-            refused = [await gateway.end(target, {"reward": 1.0}, key=key), await gateway.state(target, key=key)]
-            assert [each.status_code for each in refused] == [401, 401]
-            assert target["episode"] not in refused[0].text
-    assert (await gateway.end(unknown, {"reward": 1.0}, key="the token")).status_code == 404
-    assert (await gateway.state(one, key="the token")).status_code == 200
-    assert (await gateway.end(one, {"reward": 1.0}, key="the token")).status_code == 200
-    assert (await gateway.end(one, {"reward": 1.0}, key=other["api_key"])).status_code == 401
-    assert (await gateway.state(other)).json()["state"] == "open"
-    assert await world.manager.context.speaker.first(EpisodeEnded, RUN, episode=other["episode"]) is None
-
-
-async def test_paths_that_name_an_episode(start: Start) -> None:
-    """With its key in the path any key will do, in every dialect; with its id only its own will."""
-    world, gateway = await start()
-    for index in range(2):
-        await world.say(member(index=index))
-    one, other = [await gateway.opened() for _ in range(2)]
-    by_key, by_name = one["path_base_url"], one["base_url"].removesuffix("/v1") + f"/e/{one['episode']}/v1"
-
-    for key in (None, "sk-from-a-file", other["api_key"]):
-        assert (await gateway.ask(by_key, key)).status_code == 200
-    assert (await gateway.ask(by_name, one["api_key"])).status_code == 200
-    for key in (None, "sk-from-a-file", other["api_key"]):
-        assert (await gateway.ask(by_name, key)).status_code == 401
-    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
-    claude = await gateway.http.post(f"{by_key}/messages", json=body)
-    assert claude.json()["content"][0]["text"] == "echo: hello"
-    assert (await gateway.http.get(f"{by_key}/models")).status_code == 200
-
-    assert (await gateway.end(one, {"reward": 1.0})).json()["num_calls"] == 5
-    assert (await gateway.end(other, {"reward": 0.0})).json()["num_calls"] == 0
-    assert [(await gateway.ask(by_key, None)).status_code, (await gateway.ask(by_name, one["api_key"])).status_code] == [
-        409,
-        409,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "headers", "status"),
-    [
-        ({}, {}, 201),
-        ({}, {"Origin": "https://elsewhere.example"}, 403),
-        ({}, {"X-Forwarded-For": "203.0.113.9"}, 403),
-        ({}, {"forwarded": "for=203.0.113.9"}, 403),
-        ({}, {"Via": "1.1 proxy"}, 403),
-        ({"gateway_url": "http://localhost:8000"}, {}, 201),
-        ({"gateway_token": "secret"}, {}, 401),
-        ({"gateway_token": "secret"}, bearer("wrong"), 401),
-        ({"gateway_token": "secret"}, bearer("secret"), 201),
-        ({"gateway_token": "secret"}, {**bearer("secret"), "X-Forwarded-For": "203.0.113.9"}, 201),
-        ({"gateway_token": "secret"}, {"x-api-key": "secret"}, 201),
-        ({"gateway_host": "0.0.0.0"}, {}, 403),
-        ({"gateway_host": "0.0.0.0"}, {"x-api-key": ""}, 403),
-        ({"gateway_host": "0.0.0.0", "gateway_token": ""}, bearer("x"), 403),
-        ({"gateway_host": "0.0.0.0", "gateway_token": "secret"}, bearer("secret"), 201),
-    ],
-)
-async def test_who_may_open_episodes(start: Start, settings: Any, headers: dict[str, str], status: int) -> None:
-    """Whoever has the token; without one, whoever is on this machine, but no web page or proxy; a refusal says what to set."""
-    world, gateway = await start(**settings)
-    await world.say(member())
-
-    answer = await gateway.http.post("/episodes", headers=headers)
-
-    assert answer.status_code == status
-    if status != 201:
-        assert "SEAMLESSFLOW_GATEWAY_TOKEN" in answer.json()["error"]["message"]
-        assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "root"),
-    [
-        ({"gateway_token": "t"}, "http://agents.example:8000"),
-        ({"gateway_token": "t", "gateway_url": "https://far.example/"}, "https://far.example"),
-    ],
-)
-async def test_a_gateway_says_where_it_is_reached(start: Start, settings: Any, root: str) -> None:
-    """By the address it was called by, or the one it was given."""
-    world, gateway = await start(**settings)
-    await world.say(member())
-
-    given = (await gateway.http.post("/episodes", headers={"Host": "agents.example:8000", **bearer("t")})).json()
-
-    assert (given["base_url"], given["path_base_url"]) == (f"{root}/v1", f"{root}/e/{given['api_key']}/v1")
-
-
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -430,120 +227,6 @@ async def test_agents_of_both_kinds_have_one_runner(start: Start, python_agents:
     assert (await world.ended("g-t2-0-0")).reward == 0.5
 
 
-async def test_an_episode_that_an_earlier_runner_started_is_lost_and_the_next_is_given(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever asked never notices."""
-    monkeypatch.setattr(outlet, "PATROL_SECONDS", 0.3)
-    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
-    world, gateway = await start()
-    lost = member()
-    await world.say(lost)
-    await world.say(EpisodeStarted(run=RUN, episode=lost.episode, runner="earlier"))
-    over = member(index=1)
-    await world.say(EpisodeEnded(run=RUN, episode=over.episode, shard=0, origin=over.origin, status=EpisodeStatus.RUN_ENDED))
-    await world.say(over)
-    await world.say(member(index=2))
-
-    assert (await gateway.opened())["index"] == 2
-    assert (await world.ended(lost.episode)).status is EpisodeStatus.RUNNER_LOST
-    assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode=over.episode) is None
-
-
-async def test_a_stopped_gateway_hands_back_and_says_what_is_lost(start: Start) -> None:
-    """Episodes at hand go to the next gateway as they are; open ones are lost; who waits is told."""
-    world, gateway = await start()
-    for task in ("t1", "t2", "t3"):
-        await world.say(member(task))
-    episode = await gateway.opened(task="t2")  # t1 is at hand now
-    waiting = asyncio.create_task(gateway.open(task="t9"))
-    await asyncio.sleep(0.3)
-
-    await gateway.stop()
-
-    ended = await world.ended(episode["episode"])
-    assert (ended.status, ended.reward) == (EpisodeStatus.RUNNER_LOST, None)
-    assert (await waiting).status_code == 503
-    _, second = await start(world=world)
-    assert {(await second.opened())["episode"] for _ in range(2)} == {"g-t1-0-0", "g-t3-0-0"}
-
-
-async def test_what_nobody_comes_for_is_handed_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An episode that was pulled while another was looked for does not lie at one gateway while it is wanted at the next."""
-    monkeypatch.setattr(outlet, "SHELF_SECONDS", 0.3)
-    world, first = await start(gateway_only=True)
-    _, second = await start(world=world, gateway_only=True)
-    await world.say(member())
-    await first.open(task="none-of-these", wait_seconds=0.5)
-    assert num_delivered(world) == 1
-
-    assert (await second.opened())["episode"] == "g-t1-0-0"
-
-
-async def test_after_a_killed_gateway_an_agent_opens_a_new_episode(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its old key is unknown; its episode is said to be lost by the one that takes over."""
-    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
-    world, gateway = await start()
-    await world.say(member())
-    episode = await gateway.opened()
-    await gateway.kill()
-    _, second = await start(world=world)
-
-    asked = asyncio.create_task(second.open(wait_seconds=20))
-    ended = await world.ended(episode["episode"])
-    await world.say(member(attempt=1))
-
-    assert ended.status is EpisodeStatus.RUNNER_LOST
-    assert (await asked).json()["attempt"] == 1
-    assert (await second.ask(f"{second.base_url}", episode["api_key"])).status_code == 401
-    assert (await second.end(episode, {"reward": 1.0})).status_code == 401
-
-
-async def test_an_episode_that_the_scheduler_ended_takes_no_report(start: Start) -> None:
-    """Whether the gateway has noticed it or not; the journal keeps the first end."""
-    world, gateway = await start()
-    for index in range(2):
-        await world.say(member(index=index))
-    first, second = [await gateway.opened() for _ in range(2)]
-    for index in range(2):
-        event = member(index=index)
-        await world.say(
-            EpisodeEnded(run=RUN, episode=event.episode, shard=0, origin=event.origin, status=EpisodeStatus.RUN_ENDED)
-        )
-
-    unnoticed = await gateway.end(first, {"reward": 1.0})
-    assert unnoticed.status_code == 409 and "run_ended" in unnoticed.json()["error"]["message"]
-    async with asyncio.timeout(episodes.ENDED_LOOK_SECONDS + 5):
-        while (await gateway.state(second)).json()["state"] != "ended":
-            await asyncio.sleep(0.1)
-    assert (await gateway.end(second, {"reward": 1.0})).status_code == 409
-
-
-async def test_strange_bodies_are_never_a_500(start: Start) -> None:
-    """On both routes that take one; no episode is lost to them."""
-    world, gateway = await start()
-    await world.say(member())
-    episode = await gateway.opened()
-    values: list[Any] = [None, 0, -1, 1e308, "", "x" * 1000, [], {}, [[]], {"a": {"b": []}}, True, "\u0000", 2**63]
-    names = ["run", "env", "task", "prompt", "data", "reward", "answer", "failed", "é"]
-    fields = [(name, value) for name in names for value in values if not is_report(name, value)]
-    bodies = [json.dumps({name: value, "wait_seconds": 0}).encode() for name, value in fields]
-    bodies += [b"{", b'{"a":' * 5000, b"\x00", b"null", b'"x"', b'{"env": "\\ud800"}']
-
-    statuses = set()
-    for body in bodies:
-        statuses.add((await gateway.http.post("/episodes", content=body)).status_code)
-        statuses.add((await gateway.end(episode, body)).status_code)
-
-    assert statuses <= {400, 404, 503}
-    assert (await gateway.end(episode, {"reward": 1.0})).status_code == 200
-
-
-def is_report(name: str, value: Any) -> bool:
-    """Whether it would end an episode whose agent reports its reward."""
-    return isinstance(value, str) if name == "failed" else name == "reward" and type(value) in (int, float)
-
-
 async def submitted(world: Any) -> TaskSubmitted:
     """The task that was published."""
     async with asyncio.timeout(10):
@@ -554,9 +237,3 @@ async def submitted(world: Any) -> TaskSubmitted:
                 assert isinstance(event, TaskSubmitted)
                 return event
             await asyncio.sleep(0.02)
-
-
-def num_delivered(world: Any) -> int:
-    """Episodes that are, or were, in somebody's hands."""
-    queue = world.server.consumer(queue_stream("agent-runner", RUN), consumer_name("agent-runner", "sums"))
-    return len(queue._num_delivered)

@@ -13,7 +13,7 @@ from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import ConfigError, Unavailable
 from services.agent_runner import episodes, outlet, running
 from services.agent_runner.gateway.access import Access
-from tests.services.agent_runner.elsewhere import RUN, Gateway, member
+from tests.services.agent_runner.elsewhere import RUN, Gateway, member, num_delivered
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
 EPISODE = "g-t1-0-0"
@@ -283,3 +283,72 @@ async def said_to(gateway: Gateway, request: str) -> bytes:
         answer = await reader.read()
     writer.close()
     return answer
+
+
+async def test_an_episode_that_an_earlier_runner_started_is_lost_and_the_next_is_given(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked never notices."""
+    monkeypatch.setattr(outlet, "PATROL_SECONDS", 0.3)
+    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
+    world, gateway = await start()
+    lost = member()
+    await world.say(lost)
+    await world.say(EpisodeStarted(run=RUN, episode=lost.episode, runner="earlier"))
+    over = member(index=1)
+    await world.say(EpisodeEnded(run=RUN, episode=over.episode, shard=0, origin=over.origin, status=EpisodeStatus.RUN_ENDED))
+    await world.say(over)
+    await world.say(member(index=2))
+
+    assert (await gateway.opened())["index"] == 2
+    assert (await world.ended(lost.episode)).status is EpisodeStatus.RUNNER_LOST
+    assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode=over.episode) is None
+
+
+async def test_a_stopped_gateway_hands_back_and_says_what_is_lost(start: Start) -> None:
+    """Episodes at hand go to the next gateway as they are; open ones are lost; who waits is told."""
+    world, gateway = await start()
+    for task in ("t1", "t2", "t3"):
+        await world.say(member(task))
+    episode = await gateway.opened(task="t2")  # t1 is at hand now
+    waiting = asyncio.create_task(gateway.open(task="t9"))
+    await asyncio.sleep(0.3)
+
+    await gateway.stop()
+
+    ended = await world.ended(episode["episode"])
+    assert (ended.status, ended.reward) == (EpisodeStatus.RUNNER_LOST, None)
+    assert (await waiting).status_code == 503
+    _, second = await start(world=world)
+    assert {(await second.opened())["episode"] for _ in range(2)} == {"g-t1-0-0", "g-t3-0-0"}
+
+
+async def test_what_nobody_comes_for_is_handed_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode that was pulled while another was looked for does not lie at one gateway while it is wanted at the next."""
+    monkeypatch.setattr(outlet, "SHELF_SECONDS", 0.3)
+    world, first = await start(gateway_only=True)
+    _, second = await start(world=world, gateway_only=True)
+    await world.say(member())
+    await first.open(task="none-of-these", wait_seconds=0.5)
+    assert num_delivered(world) == 1
+
+    assert (await second.opened())["episode"] == "g-t1-0-0"
+
+
+async def test_after_a_killed_gateway_an_agent_opens_a_new_episode(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its old key is unknown; its episode is said to be lost by the one that takes over."""
+    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
+    world, gateway = await start()
+    await world.say(member())
+    episode = await gateway.opened()
+    await gateway.kill()
+    _, second = await start(world=world)
+
+    asked = asyncio.create_task(second.open(wait_seconds=20))
+    ended = await world.ended(episode["episode"])
+    await world.say(member(attempt=1))
+
+    assert ended.status is EpisodeStatus.RUNNER_LOST
+    assert (await asked).json()["attempt"] == 1
+    assert (await second.ask(f"{second.base_url}", episode["api_key"])).status_code == 401
+    assert (await second.end(episode, {"reward": 1.0})).status_code == 401
