@@ -7,8 +7,8 @@ Remembers  nothing that matters: agents die with it, and whoever is given such a
 Promises   an agent never learns of pauses: its call is held alive until the answer is there or its episode is over;
            a failure is a status with a reason, never a reward; no agent outlives its runner; nothing of the service's
            environment (bus address, seeds, store) reaches an agent.
-Waits for  CallAnswered, one look a second for all calls, without limit but the episode's longest life (its
-           deadline stands still meanwhile, see own_time).
+Waits for  CallAnswered, looked for ever more seldom where no hint comes, without limit but the episode's longest life
+           (its deadline stands still meanwhile, see own_time).
 
 ```
 EpisodeOpened ─▶ membership ─▶ hosted ─▶ nursery/process ─▶ zygote ─fork─▶ agent ──HTTP──▶ gateway ─▶ CallRequested
