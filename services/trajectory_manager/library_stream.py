@@ -12,10 +12,11 @@ import re
 from array import array
 from collections.abc import Callable, Container, Iterable, Sequence
 
+from seamlessflow.text.markers import CALL, THINK, THOUGHT
 from seamlessflow.text.spoken import Spoken
 from seamlessflow.text.stops import num_held
 
-from .parsing import CALL, THINK, THOUGHT, Parsed
+from .parsing import Parsed
 from .streaming import NOTHING, Shown, StopGate
 
 _MARK = re.compile("|".join(map(re.escape, (THINK, THOUGHT, CALL))))

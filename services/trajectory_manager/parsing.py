@@ -11,8 +11,9 @@ import json
 import re
 from dataclasses import dataclass
 
-THINK, THOUGHT, CALL = "<think>", "</think>", "<tool_call>"
-_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+from seamlessflow.text.markers import CALL, CALLED, THINK, THOUGHT
+
+_BLOCK = re.compile(f"{CALL}(.*?){CALLED}", re.DOTALL)
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 
@@ -58,7 +59,7 @@ def parse_text(text: str, *, with_tools: bool, is_thinking: bool = False) -> Par
         return ""
 
     rest = _BLOCK.sub(take, content)
-    if rest.rfind(CALL) > rest.rfind("</tool_call>"):
+    if rest.rfind(CALL) > rest.rfind(CALLED):
         malformed += 1  # opened and never closed
     return Parsed(rest.rstrip() if calls else content, tuple(calls), reasoning, malformed)
 

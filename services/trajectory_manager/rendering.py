@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seamlessflow.errors import ConfigError
+from seamlessflow.text.markers import THINK
 from seamlessflow.text.tokenizer import ChatTokenizer, read_json
 
 from .identity import Message
-from .parsing import THINK, Parsed, parse_text
+from .parsing import Parsed, parse_text
 from .redisplay import after_last, end_of_turn, with_other_turn
 from .streaming import Parts, Streamed, TextStream
 from .template import ChatTemplate, TemplateRefused

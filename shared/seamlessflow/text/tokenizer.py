@@ -14,11 +14,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..errors import ConfigError
+from .markers import CALL, CALLED, THINK, THOUGHT
 from .words import WordEncoder
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
-_SPOKEN = frozenset({"<tool_call>", "</tool_call>", "<think>", "</think>"})
-"""Special tokens that are text all the same: they mark what is a call and what is thought."""
+_THOUGHTS = frozenset({THINK, THOUGHT})
+_SPOKEN = _THOUGHTS | {CALL, CALLED}
+"""Special tokens that are text all the same."""
 
 
 class ChatTokenizer:
@@ -64,8 +66,7 @@ class ChatTokenizer:
     def grammar_ids(self) -> frozenset[int]:
         """Tokens that mark something, calls and roles say, rather than say it; the markers of thoughts are not among them."""
         added = self._tokenizer.get_added_tokens_decoder().items()
-        thoughts = {"<think>", "</think>"}
-        return frozenset(i for i, t in added if (t.special or t.content[:1] in ("<", "[")) and t.content not in thoughts)
+        return frozenset(i for i, t in added if (t.special or t.content[:1] in ("<", "[")) and t.content not in _THOUGHTS)
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> int | list[int | None] | None:
         if isinstance(tokens, str):

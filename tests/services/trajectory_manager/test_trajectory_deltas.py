@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import AnswerDelta, CallAnswered, GenerationRequested, SegmentSampled
 from seamlessflow.telemetry import _counts
+from seamlessflow.text.markers import THINK, THOUGHT
 from services.trajectory_manager.deltas import Deltas
 from services.trajectory_manager.manager import Manager
-from services.trajectory_manager.parsing import THINK, THOUGHT
 from tests.domain import trajectory_builders as pure
 from tests.domain.trajectory_builders import CALC, renderer, user
 from tests.services.trajectory_manager.test_trajectory_service import no_difference
