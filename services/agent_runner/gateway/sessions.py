@@ -121,8 +121,3 @@ def keys_of(headers: Mapping[str, str]) -> tuple[str, ...]:
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return tuple(key for key in (bearer, headers.get("x-api-key", "")) if key)
-
-
-def key_of(headers: Mapping[str, str]) -> str:
-    """The first of them; empty: none."""
-    return next(iter(keys_of(headers)), "")
