@@ -7,6 +7,7 @@ The validated document travels in RunRequested, so that all services see the sam
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -273,8 +274,15 @@ def parse_run_config(document: dict[str, Any], *, source: str = "run document") 
     try:
         return RunConfig.model_validate(document)
     except ValidationError as wrong:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {_explain(e)}" for e in wrong.errors()]
+        places = [error["loc"] for error in wrong.errors()]
+        # A list with a wrong member is called too short as well.
+        errors = [e for e in wrong.errors() if e["type"] != "too_short" or not _has_below(places, e["loc"])]
+        lines = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {_explain(e)}" for e in errors]
         raise ConfigError(f"{source} cannot be used:\n" + "\n".join(lines)) from wrong
+
+
+def _has_below(places: Sequence[tuple[int | str, ...]], place: tuple[int | str, ...]) -> bool:
+    return any(len(other) > len(place) and other[: len(place)] == place for other in places)
 
 
 def _explain(error: Any) -> str:

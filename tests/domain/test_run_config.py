@@ -40,6 +40,14 @@ def test_a_mistake_is_named(change, said):
         parse_run_config({**GOOD, **change})
 
 
+def test_a_wrong_agent_is_one_problem():
+    """The list it is in is not called too short because of it."""
+    with pytest.raises(ConfigError) as refused:
+        parse_run_config({**GOOD, "agents": [{"env": "a b", "command": ["true"]}]})
+
+    assert len(str(refused.value).splitlines()) == 2 and "agents.0.env" in str(refused.value)
+
+
 def test_a_missing_file_and_broken_toml_are_told_apart(tmp_path):
     """Each says the file's name."""
     with pytest.raises(ConfigError, match="no such file"):
