@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,10 +63,21 @@ def _reason(wrong: Exception) -> str:
 async def _submit(run: str, tasks: list[TaskSubmitted], nats: str | None, store: str | None, end: bool) -> int:
     async with reach(run, nats, store) as client:
         await require_run(client, run)
+        config = await client.requested(run)
+        if config is not None:
+            require_known_envs(tasks, config.envs)
         new = sum([await client.submit(task) for task in tasks])
         if end:
             await client.end_tasks(run)
         return new
+
+
+def require_known_envs(tasks: Iterable[TaskSubmitted], envs: Collection[str]) -> None:
+    """Raise ConfigError that names the tasks nobody of the run would do."""
+    unknown = [f"  task {task.task}: env {task.env!r}" for task in tasks if task.env not in envs]
+    if unknown:
+        what = f"nothing was published: the run's environments are {', '.join(sorted(envs))}"
+        raise ConfigError("\n".join([what, *unknown]))
 
 
 def stop(run: RunArgument, nats: NatsUrl = None) -> None:
