@@ -83,7 +83,8 @@ class AgentRunner:
         if self._membership is not None and self._membership.run != lease.run:
             await self._leave()
         if lease.run is None:
-            self._context.presence.update(state="idle: no lease names a run")
+            gateway = self._context.presence.status.facts.get("gateway", "")
+            self._context.presence.update(state=f"idle: no lease names a run; its gateway is {gateway}")
             return
         if self._membership is None:
             self._membership = await self._join(lease.run, around)

@@ -36,6 +36,7 @@ from seamlessflow.bus.publishing import Publisher
 from seamlessflow.bus.reading import Reader
 from seamlessflow.bus.standing_pull import StandingPull
 from seamlessflow.bus.wire import Incoming, Wire
+from seamlessflow.secrecy import without_password
 
 log = structlog.get_logger()
 
@@ -61,7 +62,7 @@ async def connect(
     name: shown by the server's monitoring. nkey_seed: the secret of this service's user; None: no authentication.
     on_closed: called once when the connection is gone for good, not after our own ``close``. None: ``os._exit(70)``.
     """
-    lifetime = _Lifetime(name, on_closed or (lambda: os._exit(CLOSED_EXIT_CODE)))
+    lifetime = _Lifetime(name, url, on_closed or (lambda: os._exit(CLOSED_EXIT_CODE)))
     client = Client()
     wire = Wire(client)
     await client.connect(
@@ -84,9 +85,9 @@ async def connect(
 class _Lifetime:
     """Tells our own close from the server's, and trouble that is new from trouble already said."""
 
-    def __init__(self, name: str, on_closed_for_good: Callable[[], None]) -> None:
+    def __init__(self, name: str, url: str, on_closed_for_good: Callable[[], None]) -> None:
         self.ends_on_purpose = False
-        self._log = log.bind(connection=name)
+        self._log = log.bind(connection=name, nats=without_password(url))
         self._on_closed_for_good = on_closed_for_good
         self._said = ("", 0.0)
 
