@@ -74,6 +74,7 @@ async def test_paths_that_name_an_episode(start: Start) -> None:
         ({"gateway_token": "secret"}, bearer("secret"), 201),
         ({"gateway_token": "secret"}, {**bearer("secret"), "X-Forwarded-For": "203.0.113.9"}, 201),
         ({"gateway_token": "secret"}, {"x-api-key": "secret"}, 201),
+        ({"gateway_token": "secret"}, {**bearer("dummy"), "x-api-key": "secret"}, 201),
         ({"gateway_host": "0.0.0.0"}, {}, 403),
         ({"gateway_host": "0.0.0.0"}, {"x-api-key": ""}, 403),
         ({"gateway_host": "0.0.0.0", "gateway_token": ""}, bearer("x"), 403),
