@@ -97,6 +97,15 @@ def call_refused(call: str) -> CallError:
     return CallError(status=500, code="call_refused", message=message)
 
 
+def instead_of_unreadable(subject: str) -> list[CallAnswered]:
+    """What is said instead of the consequences of a message that nobody can read: an error, where its subject is a call's."""
+    _, run, kind, *rest = subject.split(".")
+    if kind != "call" or len(rest) != 3 or rest[2] == "ended":
+        return []
+    _, episode, call = rest
+    return [CallAnswered(run=run, episode=episode, call=call, error=call_refused(call))]
+
+
 def finish_reason(parsed: Parsed, finish: GenerationFinish) -> str:
     """Why a turn ended, in the words of the chat completions form. A stop text may come with the last token of the budget."""
     if parsed.tool_calls:

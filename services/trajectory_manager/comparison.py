@@ -21,6 +21,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.addresses import message_id_of
 
+from .answers import instead_of_unreadable
 from .manager import ENDED, Manager, NotYet
 
 log = structlog.get_logger()
@@ -64,18 +65,22 @@ class Comparison:
     differences: list[Difference] = field(default_factory=list)
 
 
-def replay(events: Iterable[tuple[str, Event]], manager: Manager) -> Comparison:
-    """Feed (subject, event) in journal order to a fresh manager and compare all it says with what was said."""
+def replay(events: Iterable[tuple[str, Event | None]], manager: Manager) -> Comparison:
+    """Feed (subject, event) in journal order to a fresh manager and compare all it says with what was said.
+
+    None: an event that nobody could read, which leads to what is said instead.
+    """
     said: dict[str, Event] = {}
     would: dict[str, Event] = {}
     compared = Comparison()
     has_ended = False
-    for _, event in events:
+    for subject, event in events:
         has_ended = has_ended or isinstance(event, RunEnded)
         if isinstance(event, SAID):
             said.setdefault(message_id_of(event), event)
-        elif isinstance(event, HEARD):
-            for consequence in consequences_of(manager, event):
+        elif event is None or isinstance(event, HEARD):
+            consequences = instead_of_unreadable(subject) if event is None else consequences_of(manager, event)
+            for consequence in consequences:
                 would.setdefault(message_id_of(consequence), consequence)
     for identity in sorted({*said, *would}):
         _compare(

@@ -59,13 +59,16 @@ async def fetch_renderer(bus: Bus, store: Store, run: str, config: RunConfig, wo
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def read_events(bus: Bus, speaker: Speaker, run: str, filters: Sequence[str]) -> AsyncIterator[tuple[str, Event]]:
-    """(subject, event) in journal order. What cannot be decoded was dead-lettered by its queue and is passed over."""
+async def read_events(
+    bus: Bus, speaker: Speaker, run: str, filters: Sequence[str]
+) -> AsyncIterator[tuple[str, Event | None]]:
+    """(subject, event) in journal order. None: it cannot be decoded, and was dead-lettered by its queue."""
     async for record in bus.read(journal(run), filters=filters):
         try:
             yield record.subject, await speaker.open(record)
         except BadInput as wrong:
             log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
+            yield record.subject, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,8 @@ async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Mana
     calls = subject_filter(CallRequested, run=event.run, shard=shard, episode=episode)  # and, on the same level, the end
     segments = subject_filter(SegmentSampled, run=event.run, shard=shard, episode=episode)
     async for _, stored in read_events(bus, speaker, event.run, (calls, segments)):
-        consequences_of(folded, stored)
+        if stored is not None:
+            consequences_of(folded, stored)
     manager.adopt(episode, folded)
 
 

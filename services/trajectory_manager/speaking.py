@@ -16,7 +16,7 @@ from seamlessflow.contracts import AnswerDelta, CallAnswered, Event, Service
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.runtime import Inbox, Speaker
 
-from .answers import call_refused
+from .answers import instead_of_unreadable
 
 log = structlog.get_logger()
 
@@ -73,15 +73,6 @@ class AnsweringInbox(Inbox):
         try:
             instead = self._give_up(await self.open(delivery))
         except BadInput:
-            instead = _answer_by_subject(delivery.subject)
+            instead = [*instead_of_unreadable(delivery.subject)]
         await self._answers.say_all(instead)
         await super().bury(delivery, reason)
-
-
-def _answer_by_subject(subject: str) -> list[Event]:
-    """The error for an unreadable call: run, episode and call are in its subject."""
-    _, run, kind, *rest = subject.split(".")
-    if kind != "call" or len(rest) != 3 or rest[2] == "ended":
-        return []
-    _, episode, call = rest
-    return [CallAnswered(run=run, episode=episode, call=call, error=call_refused(call))]

@@ -189,6 +189,7 @@ async def test_a_buried_call_is_answered_with_an_error(world: World):
     await world.bus.publish(Message(subject=subject, payload=b"\xc1 rubbish", message_id="bad"))
     error = (await world.answer("bad")).error
     assert error is not None and (error.status, error.code) == (500, "call_refused")
+    assert await no_difference(world) == 1  # a replay expects it, too
 
 
 async def test_a_journal_with_a_buried_call_is_folded_by_the_next_manager(world: World, monkeypatch: pytest.MonkeyPatch):
