@@ -59,9 +59,7 @@ async def fetch_renderer(bus: Bus, store: Store, run: str, config: RunConfig, wo
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def read_events(
-    bus: Bus, speaker: Speaker, run: str, filters: Sequence[str]
-) -> AsyncIterator[tuple[str, Event | None]]:
+async def read_events(bus: Bus, speaker: Speaker, run: str, filters: Sequence[str]) -> AsyncIterator[tuple[str, Event | None]]:
     """(subject, event) in journal order. None: it cannot be decoded, and was dead-lettered by its queue."""
     async for record in bus.read(journal(run), filters=filters):
         try:
