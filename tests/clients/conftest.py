@@ -36,11 +36,13 @@ class Case:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long-pauses", action="store_true", help="stand still for 30 s as well")
+    parser.addoption("--pause", type=float, action="append", metavar="SECONDS", help="stand still so long, not for 0 and 5 s")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        pauses = (0.0, 5.0, 30.0) if metafunc.config.getoption("--long-pauses", default=False) else (0.0, 5.0)
+        usual = (0.0, 5.0, 30.0) if metafunc.config.getoption("--long-pauses", default=False) else (0.0, 5.0)
+        pauses = metafunc.config.getoption("--pause", default=None) or usual
         clients = [client for client in CLIENTS if client.stops or "stops" not in metafunc.fixturenames]
         cases = [Case(client, pause) for client, pause in itertools.product(clients, pauses)]
         metafunc.parametrize("case", cases, ids=lambda case: case.run)

@@ -30,7 +30,10 @@ class MessageStream:
         return _event({"type": "message_start", "message": {**envelope(self._frame), "usage": usage(None)}})
 
     def idle(self) -> bytes:
-        return _event({"type": "ping"})
+        # Claude Code gives a stream up after five minutes of pings; text that adds nothing counts.
+        if self._open not in ("thinking", "text"):
+            return _event({"type": "ping"})
+        return self._delta({"type": f"{self._open}_delta", self._open: ""})
 
     def more(self, reasoning: str, content: str) -> bytes:
         shown = reasoning if self._frame.asked.extra["shows_thinking"] else ""

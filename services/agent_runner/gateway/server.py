@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,6 +28,8 @@ log = structlog.get_logger()
 
 RETRY_HEADER = "x-stainless-retry-count"
 EPISODE_PREFIX = "/e/{who}"
+STREAM_KEY = re.compile(rb',\s*"stream"\s*:\s*true|"stream"\s*:\s*true\s*,')
+"""Quotes within a text are escaped there, so it is a key: of the body, or of something in it."""
 """Before any path: the episode, or its key for clients that cannot set one."""
 
 
@@ -80,7 +83,7 @@ class Gateway:
             raise episode_over()
         asked = session.memory.completed(dialect.parse(raw))
         self._notes.tell(asked.notes, env=session.opened.env)
-        body_digest = digest_of(dialect, raw)
+        body_digest = digest_of(dialect, raw, is_stream=asked.stream)
         num_retries = _number(request.headers.get(RETRY_HEADER, "0"))
         call = session.call_to_join(body_digest, num_retries) or self._desk.start(session, asked, body_digest)
         client = request.transport
@@ -113,8 +116,14 @@ async def _alive(request: web.Request) -> web.Response:
     return web.Response()
 
 
-def digest_of(dialect: Dialect, raw: bytes) -> bytes:
-    """The same for a repetition: the same bytes mean another thing in another dialect."""
+def digest_of(dialect: Dialect, raw: bytes, *, is_stream: bool) -> bytes:
+    """The same for a repetition: the same bytes mean another thing in another dialect.
+
+    A client that gave a stream up may ask for the same as a whole (Claude Code does, after five minutes without text): what
+    turns streaming on is left out where there is no doubt which of the body's words that is.
+    """
+    if is_stream and len(STREAM_KEY.findall(raw)) == 1:
+        raw = STREAM_KEY.sub(b"", raw)
     return hashlib.sha256(dialect.path.encode() + b"\0" + raw).digest()
 
 

@@ -8,12 +8,12 @@ from services.agent_runner.gateway.progress import texts_of
 
 
 def streamed(dialect: Dialect, frame: Frame, answer: CallAnswered, num_parts: int = 3) -> bytes:
-    """All events, with an idle one before the texts."""
+    """All events, with an idle one before the texts and after each part of them."""
     stream = dialect.stream(frame)
     reasoning, content = (parts(text, num_parts) for text in texts_of(answer))
     said = [stream.opening(), stream.idle()]
-    said += [stream.more(part, "") for part in reasoning]
-    said += [stream.more("", part) for part in content]
+    said += [stream.more(part, "") + stream.idle() for part in reasoning]
+    said += [stream.more("", part) + stream.idle() for part in content]
     return b"".join([*said, stream.ending(answer)])
 
 

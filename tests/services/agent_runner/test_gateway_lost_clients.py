@@ -10,6 +10,8 @@ import pytest
 
 from seamlessflow.contracts import CallAbandoned
 from services.agent_runner.gateway import calls
+from services.agent_runner.gateway.refusals import DIALECTS
+from services.agent_runner.gateway.server import digest_of
 from tests.services.agent_runner.spoken_turns import held
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
@@ -72,6 +74,43 @@ async def test_a_retry_of_a_stream_gets_the_whole_text_again(gateway: Any) -> No
     assert "".join(text) == "at last"
     assert len(gateway.manager.calls) == 1
     assert gateway.session.close() == ()
+
+
+async def test_a_stream_that_was_given_up_is_asked_for_as_a_whole(gateway: Any) -> None:
+    """As Claude Code does after five minutes: the same body without ``stream`` is the same call, whose client is gone."""
+    gateway.manager.reply = held(1.5)
+    async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
+        lost = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, stream=True))
+        await asyncio.sleep(0.3)
+        lost.cancel()
+        await asyncio.sleep(0.2)
+        answer = await client.chat.completions.create(model="m", messages=HELLO)
+
+    assert answer.choices[0].message.content == "at last"
+    assert len(gateway.manager.calls) == 1
+    assert gateway.session.close() == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        (b'{"model":"m","stream":true}', b'{"model":"m"}', True),
+        (b'{"stream": true, "model":"m"}', b'{ "model":"m"}', True),
+        (b'{"input":{"stream":true},"stream":true}', b'{"input":{"stream":true}}', True),
+        (
+            b'{"input":{"a":1,"stream":true},"stream":true}',
+            b'{"input":{"a":1,"stream":true}}',
+            False,
+        ),  # which it was is not clear
+        (b'{"input":{},"stream":true}', b'{"input":{"stream":true}}', False),
+        (b'{"text":"\\"stream\\":true,","stream":true}', b'{"text":"\\"stream\\":true,"}', True),
+    ],
+)
+def test_only_what_turns_streaming_on_is_left_out(one: bytes, other: bytes, is_same: bool) -> None:
+    """A key of that name in an argument is part of the question."""
+    streamed, whole = (digest_of(DIALECTS[0], raw, is_stream=is_stream) for raw, is_stream in ((one, True), (other, False)))
+
+    assert (streamed == whole) is is_same
 
 
 async def test_a_client_that_stays_away_stops_its_sampling(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:

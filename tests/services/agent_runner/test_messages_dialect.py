@@ -300,6 +300,17 @@ def test_the_events_of_an_answer_join_to_its_whole(parsed: Parsed, thinks: bool)
     assert any(block["type"] == "thinking" for block in whole["content"]) == (thinks and bool(parsed.reasoning))
 
 
+@pytest.mark.parametrize(("kind", "texts"), [("thinking", ("so", "")), ("text", ("", "so"))])
+def test_while_a_block_is_open_a_sign_of_life_is_text_that_adds_nothing(kind: str, texts: tuple[str, str]) -> None:
+    """Claude Code's idle timer (five minutes) is not reset by pings."""
+    stream = Messages().stream(frame())
+    stream.opening()
+    ping, _, idle = stream.idle(), stream.more(*texts), stream.idle()
+
+    assert json.loads(ping.split(b"data: ")[1]) == {"type": "ping"}
+    assert json.loads(idle.split(b"data: ")[1])["delta"] == {"type": f"{kind}_delta", kind: ""}
+
+
 @given(ARGUMENTS)
 @example('{"n": 1000000000000000000000000000000}')
 @example('{"n": 1e999}')
