@@ -27,7 +27,6 @@ from seamlessflow.contracts import (
     EpisodeOrigin,
     Event,
     Float32s,
-    GenerationEnded,
     GenerationFinish,
     GenerationRequested,
     Int32s,
@@ -145,8 +144,9 @@ class Conversation:
         ids = [*(_letter(letter) for letter in words), asked.stop_token_ids[0]]
         common = {"run": RUN, "episode": self._episode, "generation": asked.generation, "shard": 0, "nonce": "n1"}
         logprobs = Float32s([-self._stream.random() for _ in ids])
-        yield SegmentSampled(start=0, token_ids=Int32s(ids), logprobs=logprobs, weights_version=3, **common)
-        yield GenerationEnded(finish=GenerationFinish.STOP, num_tokens=len(ids), **common)
+        yield SegmentSampled(
+            start=0, token_ids=Int32s(ids), logprobs=logprobs, weights_version=3, finish=GenerationFinish.STOP, **common
+        )
 
     def _tell(self, event: Event) -> list[Event]:
         message = to_message(event)

@@ -147,10 +147,11 @@ class Attempt:
                 async for whole in chunks:
                     self._activity.note(len(whole.token_ids))
                     chunk = self._until_stop(whole)
-                    writer.put(chunk)
+                    end = None if chunk.finish is None else _ENDS.get(chunk.finish)
+                    writer.put(chunk, end)
                     sampled.extend(chunk.token_ids)
                     if chunk.finish is not None or writer.failed:
-                        return None if chunk.finish is None else _ENDS.get(chunk.finish)
+                        return end
         except EngineError as death:
             self._on_engine_death(death)
         finally:

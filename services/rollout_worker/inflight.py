@@ -4,10 +4,10 @@
                                                         ├──▶ EndNow      nothing to sample (any more), its end was never said
                                                         └──▶ Continue    claim, sample the remaining budget, end, acknowledge
 
-Claim, segments and end are appended to one subject, each with the sequence of the one before it as expected last. So a
-refused append after our claim means one thing only: somebody claimed later, we were presumed dead, and the work is no
-longer ours (no ack, no nak, no term). The bus tells a lost acknowledgement apart by itself. A refused *claim* means that
-the History was old: fold again, decide again.
+The end is said with the last segment, or on its own where nothing is left unsaid. Claim, segments and end are appended to one
+subject, each with the sequence of the one before it as expected last. So a refused append after our claim means one thing
+only: somebody claimed later, we were presumed dead, and the work is no longer ours (no ack, no nak, no term). The bus tells
+a lost acknowledgement apart by itself. A refused *claim* means that the History was old: fold again, decide again.
 
 Always true: tokens of the segments in journal order are the generation's tokens; they never exceed its budget; one
 segment holds tokens of one weights version. No clock, no bus: time is an argument.
@@ -47,7 +47,8 @@ class History:
                     f"generation {event.generation} of episode {event.episode}: a segment starts at token {event.start}, "
                     f"but {len(self.token_ids)} were sampled before it (sequence {seq}); it cannot be continued"
                 )
-            return replace(self, token_ids=self.token_ids + event.token_ids, last_seq=seq)
+            token_ids, ended = self.token_ids + event.token_ids, self.ended or event.finish is not None
+            return History(token_ids, seq, ended)
         return replace(self, last_seq=seq, ended=self.ended or isinstance(event, GenerationEnded))
 
 
@@ -173,13 +174,19 @@ class Unsaid:
         is_first = oldest.start == self._first_start
         return self._pace.seconds_left(len(oldest.token_ids), now - oldest.first_at, is_first=is_first)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._stretches
+
     def take(self) -> Stretch | None:
         """The oldest stretch, which is then no longer here."""
         return self._stretches.popleft() if self._stretches else None
 
 
-def segment_of(request: GenerationRequested, nonce: str, stretch: Stretch) -> SegmentSampled:
-    """A stretch as the event that makes it count."""
+def segment_of(
+    request: GenerationRequested, nonce: str, stretch: Stretch, finish: GenerationFinish | None = None
+) -> SegmentSampled:
+    """A stretch as the event that makes it count. ``finish``: of the last one."""
     return SegmentSampled(
         run=request.run,
         episode=request.episode,
@@ -190,4 +197,5 @@ def segment_of(request: GenerationRequested, nonce: str, stretch: Stretch) -> Se
         token_ids=Int32s(stretch.token_ids),
         logprobs=Float32s(stretch.logprobs),
         weights_version=stretch.weights_version,
+        finish=finish,
     )

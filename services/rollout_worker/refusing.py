@@ -31,7 +31,7 @@ async def end_refused(bus: Bus, speaker: Speaker, inbox: Inbox, delivery: Delive
             event = await speaker.open(record)
         except BadInput:
             continue  # perhaps the reason why it is refused
-        if isinstance(event, GenerationEnded):
+        if isinstance(event, GenerationEnded) or (isinstance(event, SegmentSampled) and event.finish is not None):
             return
         if isinstance(event, SegmentSampled):
             lengths.setdefault(event.start, len(event.token_ids))

@@ -1,8 +1,9 @@
 """Saying what was sampled while sampling goes on: one writer per generation, appends in order, never in the way.
 
-    engine ──put──▶ Unsaid ──writer task──▶ claim, segment, segment, … , end     each append waits for the one before it
+    engine ──put──▶ Unsaid ──writer task──▶ claim, segment, … , last segment and end     each append waits for the one before
 
-The engine's side never waits. While an append travels, tokens gather and go out together with the next one.
+The engine's side never waits. While an append travels, tokens gather and go out together with the next one. An end is a
+message of its own only where all tokens are said when it comes: a short generation is two messages, claim and segment.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class SegmentWriter:
         self._flushes: list[asyncio.Event] = []
         self._closing = False
         self._end: GenerationFinish | None = None
+        self._is_end_said = False
         self._task = asyncio.create_task(self._write())
         self._task.add_done_callback(self._on_done)
 
@@ -56,8 +58,9 @@ class SegmentWriter:
         """Whether an append was refused or failed: what is sampled from here on counts for nothing."""
         return self._task.done()
 
-    def put(self, chunk: Chunk) -> None:
-        """Take over what the engine sampled. Never waits."""
+    def put(self, chunk: Chunk, end: GenerationFinish | None = None) -> None:
+        """Take over what the engine sampled. Never waits. ``end``: nothing comes after it, and ``finish`` will say the same."""
+        self._end = end
         self._unsaid.add(chunk.token_ids, chunk.logprobs, chunk.weights_version, self._clock())
         self._wake.set()
 
@@ -90,8 +93,8 @@ class SegmentWriter:
         while await self._something_due():
             # One at a time: what was sampled during an append waits its own time again.
             if (stretch := self._unsaid.take()) is not None:
-                await self._append_segment(stretch)
-        if self._end is not None:
+                await self._append_segment(stretch, self._end if self._unsaid.is_empty else None)
+        if self._end is not None and not self._is_end_said:
             await self._append_end(self._end)
 
     async def _something_due(self) -> bool:
@@ -130,9 +133,11 @@ class SegmentWriter:
         self._last_seq = await self._speaker.append(claim, self._last_seq)
         self.claimed = True
 
-    async def _append_segment(self, stretch: Stretch) -> None:
-        self._last_seq = await self._speaker.append(segment_of(self._request, self._nonce, stretch), self._last_seq)
+    async def _append_segment(self, stretch: Stretch, end: GenerationFinish | None) -> None:
+        """``end``: nothing comes after it."""
+        self._last_seq = await self._speaker.append(segment_of(self._request, self._nonce, stretch, end), self._last_seq)
         self.num_said += len(stretch.token_ids)
+        self._is_end_said = end is not None
 
     async def _append_end(self, finish: GenerationFinish) -> None:
         request = self._request

@@ -68,6 +68,21 @@ class Segment:
         return cls(event.start, event.token_ids, event.logprobs, event.weights_version)
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How sampling ended, and the count of tokens until there."""
+
+    finish: GenerationFinish
+    num_tokens: int
+
+    @classmethod
+    def of(cls, event: SegmentSampled | GenerationEnded) -> End | None:
+        """None: it goes on behind this segment."""
+        if isinstance(event, GenerationEnded):
+            return cls(event.finish, event.num_tokens)
+        return None if event.finish is None else cls(event.finish, event.start + len(event.token_ids))
+
+
 @dataclass(slots=True)
 class Call:
     """One call, as far as it got."""
@@ -86,7 +101,7 @@ class Call:
     """What it led to, until it is a turn of the tree."""
     segments: dict[int, Segment] = field(default_factory=dict)
     """By start; emptied when it is answered."""
-    ended: GenerationEnded | None = None
+    end: End | None = None
     """Until it is answered."""
     finish: GenerationFinish | None = None
     """How it ended. None: it is not answered, or was refused without an end."""
@@ -103,16 +118,16 @@ class Call:
         """Weights versions and counts of what was sampled so far and is no turn."""
         return self.runs or merge_runs((each.weights_version, len(each.token_ids)) for each in self.in_order())
 
-    def has_all_of(self, ended: GenerationEnded) -> bool:
-        """Whether no token of the ended generation is missing."""
-        if ended.finish is GenerationFinish.REFUSED:  # its tokens are only counted, so they need not fit together
-            return sum(len(segment.token_ids) for segment in self.in_order()) >= ended.num_tokens
+    def has_all_until(self, end: End) -> bool:
+        """Whether no token before the end is missing."""
+        if end.finish is GenerationFinish.REFUSED:  # its tokens are only counted, so they need not fit together
+            return sum(len(segment.token_ids) for segment in self.in_order()) >= end.num_tokens
         position = 0
         for segment in self.in_order():
             if segment.start != position:
                 return False
             position += len(segment.token_ids)
-        return position == ended.num_tokens
+        return position == end.num_tokens
 
     def turn(self, suffix: Int32s) -> Turn:
         """The node of the tree that its segments, all there, make."""
@@ -132,7 +147,7 @@ class Call:
         """It is answered: drop what is not needed any more."""
         self.runs = () if is_turn else self.sampled_runs()
         self.is_answered, self.finish, self.refusal = True, finish, refusal
-        self.segments, self.ended = {}, None
+        self.segments, self.end = {}, None
         if is_turn:
             self.requested = None
         if isinstance(self.request, CallRequested):

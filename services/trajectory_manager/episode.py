@@ -26,7 +26,7 @@ from seamlessflow.contracts import (
 from seamlessflow.errors import MalformedMessage
 
 from .answers import answer_of, call_refused, client_gone, empty_prompt, engine_refused, refusal, too_long
-from .call import Asked, Call, Segment
+from .call import Asked, Call, End, Segment
 from .history import HistoryMode, Plan, Planner
 from .matching import Conversations
 from .messages import History, Messages
@@ -71,25 +71,18 @@ class Episode:
         """Whether a call has led to anything yet."""
         return call in self.calls and call not in self._waiting
 
-    def sampled(self, event: SegmentSampled) -> list[Event]:
-        """Take in tokens; the answer when they were the last ones missing. Raises KeyError for an unknown call."""
-        call = self.calls[event.generation]
-        if call.is_answered:
-            return []
-        held = call.segments.setdefault(event.start, Segment.of(event))
-        if held.token_ids != event.token_ids:
-            raise MalformedMessage(
-                f"generation {event.generation} of episode {event.episode} has two different segments at token {event.start}"
-            )
-        return self._complete(call)
+    def sampled(self, event: SegmentSampled | GenerationEnded) -> list[Event]:
+        """Take in tokens, an end, or both; the answer when nothing is missing any more, and to an end that comes again.
 
-    def ended(self, event: GenerationEnded) -> list[Event]:
-        """Take in an end; the answer. Empty: tokens are missing. Raises KeyError for an unknown call."""
-        call = self.calls[event.generation]
+        Empty for an end: tokens are missing. Raises KeyError for an unknown call, MalformedMessage for contradicting tokens.
+        """
+        call, end = self.calls[event.generation], End.of(event)
         if not call.is_answered:
-            call.ended = event
+            if isinstance(event, SegmentSampled):
+                self._hold(call, event)
+            call.end = end or call.end
         released = self._complete(call)
-        answer = self.answer(event.generation)
+        answer = None if end is None else self.answer(event.generation)
         return released or ([] if answer is None else [answer])
 
     def answer(self, name: str) -> CallAnswered | None:
@@ -210,11 +203,18 @@ class Episode:
         self._waiting.pop(name, None)
         self._raw_prompts.drop(name)
 
+    def _hold(self, call: Call, event: SegmentSampled) -> None:
+        held = call.segments.setdefault(event.start, Segment.of(event))
+        if held.token_ids != event.token_ids:
+            raise MalformedMessage(
+                f"generation {event.generation} of episode {event.episode} has two different segments at token {event.start}"
+            )
+
     def _complete(self, call: Call) -> list[Event]:
         """The answer, and what it lets go on, if this call has just become complete."""
-        if call.is_answered or call.ended is None or call.requested is None or not call.has_all_of(call.ended):
+        if call.is_answered or call.end is None or call.requested is None or not call.has_all_until(call.end):
             return []
-        return [self._commit(call, call.requested, call.ended.finish), *self._plan_waiting()]
+        return [self._commit(call, call.requested, call.end.finish), *self._plan_waiting()]
 
     def _commit(self, call: Call, requested: GenerationRequested, finish: GenerationFinish) -> CallAnswered:
         """The answer to a call that is complete, which becomes a turn where it is one."""

@@ -4,6 +4,7 @@ Feeding the journal's events in order gives the state; there is no other state. 
 whose handling may be acknowledged only when the consequence is stored, and applying the owner again gives it again:
 
     CallRequested    ─▶ GenerationRequested, or CallAnswered with 400, or with 409 after the episode's end
+    SegmentSampled   ─▶ CallAnswered, where it is the last one and says so
     GenerationEnded  ─▶ CallAnswered
     EpisodeEnded     ─▶ CallAnswered with 409 for every open call, then SamplesReady or EpisodeEvaluated
 
@@ -22,7 +23,7 @@ from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, Generatio
 from seamlessflow.errors import Unavailable
 
 from .answers import call_refused, refusal
-from .call import Call
+from .call import Call, End
 from .ending import ENDED, Ending, Finished
 from .episode import Episode
 from .history import HistoryMode
@@ -68,10 +69,8 @@ class Manager:
         """
         if isinstance(event, CallRequested):
             return self._on_call_requested(event)
-        if isinstance(event, SegmentSampled):
-            return self._on_segment_sampled(event)
-        if isinstance(event, GenerationEnded):
-            return self._on_generation_ended(event)
+        if isinstance(event, SegmentSampled | GenerationEnded):
+            return self._on_sampled(event)
         if isinstance(event, EpisodeEnded):
             return self._on_episode_ended(event, settled)
         return []
@@ -85,7 +84,7 @@ class Manager:
             if event.episode in self._ended:
                 return [refusal(event, call_refused(event.call))]
             return [self._open_episode(event.episode).give_up(event)]
-        if isinstance(event, GenerationEnded):
+        if isinstance(event, SegmentSampled | GenerationEnded) and End.of(event) is not None:
             call = self.call(event.episode, event.generation)
             return [] if call is None else [self._open[event.episode].give_up(call.request)]
         if isinstance(event, EpisodeEnded):
@@ -181,17 +180,13 @@ class Manager:
     def _new_episode(self) -> Episode:
         return Episode(self._renderer, self._max_context_tokens, self._history)
 
-    def _on_segment_sampled(self, event: SegmentSampled) -> list[Event]:
+    def _on_sampled(self, event: SegmentSampled | GenerationEnded) -> list[Event]:
+        has_ended = End.of(event) is not None
         if event.episode in self._ended:
-            return []
-        return self._episode_with(event).sampled(event)
-
-    def _on_generation_ended(self, event: GenerationEnded) -> list[Event]:
-        if event.episode in self._ended:
-            answer = self._finished(event.episode).answer(event.generation)
+            answer = self._finished(event.episode).answer(event.generation) if has_ended else None
             return [] if answer is None else [answer]
-        consequences = self._episode_with(event).ended(event)
-        if not consequences:
+        consequences = self._episode_with(event).sampled(event)
+        if has_ended and not consequences:
             raise NotYet(
                 f"generation {event.generation} of episode {event.episode} has ended; some of its tokens have not come"
             )

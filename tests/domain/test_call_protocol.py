@@ -39,6 +39,7 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.addresses import address
 from seamlessflow.errors import SequenceMismatch
 from services.rollout_worker.inflight import AckOnly, Continue, EndNow, History, Stretch, decide, segment_of
+from services.trajectory_manager.call import End
 from services.trajectory_manager.comparison import HEARD, consequences_of, replay
 from services.trajectory_manager.manager import Manager, NotYet
 from tests.domain.trajectory_builders import RUN, Agent, manager, tokenizer, user
@@ -261,9 +262,9 @@ class Protocol(RuleBasedStateMachine):
             del self.workers[name].jobs[job.request.generation]  # the history was old: the delivery is decided anew
 
     @precondition(lambda self: any(worker.jobs for worker in self.workers.values()))
-    @rule(name=WORKERS, pick=PICK, count=st.integers(1, 4), stops=st.booleans(), lost=st.booleans())
-    def worker_samples(self, name: str, pick: int, count: int, stops: bool, lost: bool) -> None:
-        """A claim where there is none yet, then a segment, or the end when nothing is left to sample."""
+    @rule(name=WORKERS, pick=PICK, count=st.integers(1, 4), stops=st.booleans(), lost=st.booleans(), apart=st.booleans())
+    def worker_samples(self, name: str, pick: int, count: int, stops: bool, lost: bool, apart: bool = False) -> None:
+        """A claim where there is none yet, then a segment, the last one with the end; ``apart``: that is said later."""
         job = self.job(name, pick)
         if job is None:
             return None
@@ -274,7 +275,9 @@ class Protocol(RuleBasedStateMachine):
         ids = [next(self.tokens) % 97 + 10 for _ in range(min(count, job.budget))]
         if stops:
             ids[-1], job.stopped = STOP, True
-        segment = segment_of(job.request, job.nonce, Stretch(job.sampled, job.sampled, 0.0, ids, [-1.0] * len(ids)))
+        is_last = not apart and (job.stopped or len(ids) == job.budget)
+        stretch = Stretch(job.sampled, job.sampled, 0.0, ids, [-1.0] * len(ids))
+        segment = segment_of(job.request, job.nonce, stretch, self.finish_of(job) if is_last else None)
         try:
             job.last_seq = self.publish(segment, job.last_seq, lost=lost)
         except SequenceMismatch:
@@ -282,15 +285,25 @@ class Protocol(RuleBasedStateMachine):
             return None
         job.sampled += len(ids)
         job.budget -= len(ids)
+        if is_last:
+            self.drop(name, job, lost)
         return None
 
     def end(self, name: str, job: Job, lost: bool) -> None:
-        finish = GenerationFinish.STOP if job.stopped else GenerationFinish.LENGTH
-        self.workers[name].jobs.pop(job.request.generation)
+        end = GenerationEnded(finish=self.finish_of(job), num_tokens=job.sampled, **self.common(job))
         try:
-            self.publish(GenerationEnded(finish=finish, num_tokens=job.sampled, **self.common(job)), job.last_seq, lost=lost)
+            self.publish(end, job.last_seq, lost=lost)
         except SequenceMismatch:
+            self.workers[name].jobs.pop(job.request.generation)
             return
+        self.drop(name, job, lost)
+
+    def finish_of(self, job: Job) -> GenerationFinish:
+        return GenerationFinish.STOP if job.stopped else GenerationFinish.LENGTH
+
+    def drop(self, name: str, job: Job, lost: bool) -> None:
+        """Its end is stored. ``lost``: the worker dies before it acknowledges."""
+        self.workers[name].jobs.pop(job.request.generation)
         if not lost:
             self.to_workers.pop(job.request.generation, None)
 
@@ -336,10 +349,11 @@ class Protocol(RuleBasedStateMachine):
     def an_answer_has_exactly_the_accepted_tokens(self) -> None:
         for answer in self.journal.of(CallAnswered):
             if answer.error is None:
-                ended = self.journal.of(GenerationEnded, generation=answer.call)
-                assert len(ended) == 1 and answer.usage is not None
-                assert answer.usage.completion_tokens == ended[0].num_tokens
-                assert ended[0].num_tokens == len(self.journal.history(answer.call).token_ids)
+                spoken = [each.event for each in self.journal.stored if getattr(each.event, "generation", "") == answer.call]
+                (end,) = [End.of(event) for event in spoken if getattr(event, "finish", None) is not None]
+                assert end is not None and answer.usage is not None
+                assert answer.usage.completion_tokens == end.num_tokens
+                assert end.num_tokens == len(self.journal.history(answer.call).token_ids)
 
     def teardown(self) -> None:
         """Nobody fails any more: all that was asked comes to an end, and the journal says what a fresh manager says."""

@@ -165,14 +165,25 @@ class Holder:
         if self.end is None:
             self.end = GenerationFinish.CANCELLED
 
+    def say_tokens(self) -> None:
+        """Everything unsaid, while it is not known whether more comes."""
+        end, self.end = self.end, None
+        self.say()
+        self.end = end
+
     def say(self) -> None:
-        """Everything unsaid, and the end when there is one; then the acknowledgement."""
+        """Everything unsaid, and the end when there is one, with the last of it; then the acknowledgement."""
         assert self.unsaid is not None and self.claimed_seq is not None
         try:
+            is_end_said = False
             while (stretch := self.unsaid.take()) is not None:
-                segment = segment_of(requested(self.truth.max_tokens), self.nonce, stretch)
+                end = self.end if self.unsaid.is_empty else None
+                segment = segment_of(requested(self.truth.max_tokens), self.nonce, stretch, end)
                 self.claimed_seq = self.journal.append(segment, self.claimed_seq)
-            if self.end is not None:
+                is_end_said = end is not None
+            if is_end_said:
+                self.is_gone = self.acked = True
+            elif self.end is not None:
                 end = GenerationEnded(**SAME, nonce=self.nonce, finish=self.end, num_tokens=self.unsaid.num_tokens_ever)
                 self.journal.append(end, self.claimed_seq)
                 self.is_gone = self.acked = True
@@ -182,7 +193,7 @@ class Holder:
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["deliver", "claim", "sample", "say", "say", "crash", "new_weights", "end_unacked"]),
+        st.sampled_from(["deliver", "claim", "sample", "say", "say", "say_tokens", "crash", "new_weights"]),
         st.integers(0, 3),
         st.integers(1, 4),
     ),
@@ -246,6 +257,8 @@ def act(action: str, which: int, count: int, journal: Journal, holders: list[Hol
         holder.claim()
     elif action == "sample":
         holder.sample(count)
+    elif action == "say_tokens":
+        holder.say_tokens()
     else:
         holder.say()
 
@@ -271,10 +284,13 @@ def finish(journal: Journal, truth: Truth) -> None:
 def check(journal: Journal, truth: Truth) -> None:
     history = journal.history()  # raises on a gap or an overlap
     assert list(history.token_ids) == truth.tokens[: len(history.token_ids)]
-    ends = [event for event in journal.events if isinstance(event, GenerationEnded)]
+    ends = [event for event in journal.events if getattr(event, "finish", None) is not None]
     assert len(ends) <= 1
     for end in ends:
-        assert end.num_tokens == len(history.token_ids)
+        assert isinstance(end, SegmentSampled | GenerationEnded)
+        assert history.ended and end is journal.events[-1]
+        num_tokens = end.num_tokens if isinstance(end, GenerationEnded) else end.start + len(end.token_ids)
+        assert num_tokens == len(history.token_ids)
         if end.finish is not GenerationFinish.CANCELLED:
             assert list(history.token_ids) == truth.tokens
             assert end.finish is truth.finish
@@ -302,6 +318,18 @@ def test_a_stop_text_counts_more_than_a_budget_that_ends_with_it():
     decision = decide(requested(8), full, prompt_tokens=3, max_context_tokens=64, has_stopped=True)
 
     assert decision == EndNow(GenerationFinish.STOP)
+
+
+def test_the_last_segment_ends_the_generation():
+    """Whoever is delivered it after that only acknowledges."""
+    last = SegmentSampled(
+        **SAME, nonce="n", start=0, token_ids=Int32s([100]), logprobs=[-1.0], weights_version=0, finish=GenerationFinish.STOP
+    )
+
+    history = History().after(GenerationClaimed(**SAME, worker="w", nonce="n", start=0), 1).after(last, 2)
+
+    assert history == History(Int32s([100]), 2, ended=True)
+    assert decide(requested(8), history, prompt_tokens=3, max_context_tokens=64) == AckOnly()
 
 
 def test_a_gap_in_the_journal_is_refused_with_its_place():

@@ -34,7 +34,18 @@ from services.trajectory_manager.comparison import HEARD, SAID, consequences_of,
 from services.trajectory_manager.manager import Manager, NotYet
 from services.trajectory_manager.rendering import TemplateRenderer
 from services.trajectory_manager.template import ChatTemplate
-from tests.domain.trajectory_builders import CALC, EPISODE, ORIGIN, World, digest_of, manager, renderer, tokenizer, user
+from tests.domain.trajectory_builders import (
+    CALC,
+    EPISODE,
+    ORIGIN,
+    World,
+    digest_of,
+    joined,
+    manager,
+    renderer,
+    tokenizer,
+    user,
+)
 
 TOOL_CALL = '<tool_call>{"name": "calc", "arguments": {"expression": "3+4"}}</tool_call>'
 
@@ -202,6 +213,57 @@ def test_tokens_may_come_in_any_order_and_more_than_once(order: list[int], again
     assert list(ready.samples[0].versions) == [(0, 2), (1, 2), (2, 2)]
 
 
+@settings(deadline=None)
+@given(order=st.permutations(range(3)), again=st.lists(st.integers(min_value=0, max_value=2), max_size=3))
+def test_an_end_may_come_with_the_last_tokens_before_the_others(order: list[int], again: list[int]):
+    """It is what the same generation comes to whose end was a message of its own."""
+    world, apart = World(), World()
+    expected = apart.turn([user("q")], "seven", cuts=[2, 4])
+    (request,) = world.tells(world.agent.asks([user("q")]))
+    assert isinstance(request, GenerationRequested)
+    _, *events = joined(world.engine.generates(request, "seven<|im_end|>", cuts=[2, 4]))
+    said: list[Event] = []
+    for index in [*order, *again]:
+        said += consequences_of(world.manager, events[index])
+    assert said and all(answer == expected for answer in said)
+    assert world.ends() == apart.ends()
+
+
+def test_a_last_segment_waits_for_tokens_before_it(world: World):
+    """As an end does; when it comes again after the answer it gives the answer again."""
+    (request,) = world.tells(world.agent.asks([user("q")]))
+    assert isinstance(request, GenerationRequested)
+    _, first, last = joined(world.engine.generates(request, "seven<|im_end|>", cuts=[2]))
+    with pytest.raises(NotYet):
+        world.manager.apply(last)
+    (answer,) = world.manager.apply(first)
+    assert world.manager.apply(last) == [answer] and world.manager.apply(first) == []
+    world.ends()
+    assert world.manager.apply(last) == [answer]
+
+
+def test_a_call_whose_last_segment_cannot_be_used_is_answered_with_an_error(world: World):
+    """Nobody waits for what will not come; a segment that is not the last owes nothing."""
+    (request,) = world.tells(world.agent.asks([user("q")]))
+    assert isinstance(request, GenerationRequested)
+    _, first, last = joined(world.engine.generates(request, "seven<|im_end|>", cuts=[2]))
+    assert world.manager.give_up(first) == []
+    (answer,) = world.manager.give_up(last)
+    assert isinstance(answer, CallAnswered) and answer.error is not None and answer.call == request.generation
+
+
+def test_a_last_segment_of_an_episode_that_is_only_a_name_is_read_again(world: World):
+    """Whether its call was answered before the end is in the journal."""
+    (request,) = world.tells(world.agent.asks([user("q")]))
+    assert isinstance(request, GenerationRequested)
+    _, first, last = joined(world.engine.generates(request, "seven<|im_end|>", cuts=[2]))
+    forgetful = manager()
+    forgetful.mark_ended([EPISODE])
+    assert forgetful.apply(first) == []
+    with pytest.raises(NotYet):
+        forgetful.apply(last)
+
+
 def test_a_call_that_overtakes_the_messages_it_refers_to_waits(world: World):
     """Two calls at once share messages; the one that carries them may come second."""
     first, second = world.agent.asks([user("q")]), world.agent.asks([user("q")])
@@ -280,8 +342,8 @@ def long_episode() -> World:
     world = World()
     first = world.turn([user("3+4?")], TOOL_CALL, tools=[CALC], cuts=[3])
     history = [user("3+4?"), first.message, {"role": "tool", "tool_call_id": "call_c0_0", "content": "7"}]
-    second = world.turn(history, "seven", tools=[CALC])
-    world.turn(history, "7", tools=[CALC], version=1)
+    second = world.turn(history, "seven", tools=[CALC], cuts=[2], is_joined=True)
+    world.turn(history, "7", tools=[CALC], version=1, is_joined=True)
     world.turn([*history, second.message, user("sure?")], tokenizer().encode("ye"), tools=[CALC])
     world.tells(world.agent.asks([user("open")]))
     world.ends(undelivered=("c3",))
@@ -302,7 +364,7 @@ def test_applying_an_event_again_gives_its_consequence_again(data: st.DataObject
     for position in data.draw(st.lists(st.integers(min_value=0, max_value=read - 1), max_size=6)):
         event = heard[position]
         again = consequences_of(restored, event)
-        if isinstance(event, SegmentSampled) or restored.has_ended(EPISODE):
+        if (isinstance(event, SegmentSampled) and event.finish is None) or restored.has_ended(EPISODE):
             # What an episode's end made pointless is not asked for again; what it says is what it said.
             assert all(each in said_before for each in again)
         else:
@@ -382,7 +444,7 @@ def test_an_answered_call_keeps_no_events(world: World):
     call = world.manager.call(EPISODE, answer.call)
     assert call is not None and call.is_answered
     assert not isinstance(call.request, Event)
-    assert (call.requested, call.segments, call.ended, call.refusal) == (None, {}, None, None)
+    assert (call.requested, call.segments, call.end, call.refusal) == (None, {}, None, None)
     heard = [event for event in world.journal if isinstance(event, HEARD)]
     assert world.manager.apply(heard[0]) == [world.journal[1]] and world.manager.apply(heard[-1]) == [answer]
 

@@ -20,7 +20,7 @@ from services.trajectory_manager.ending import Ending
 from services.trajectory_manager.manager import Manager
 from services.trajectory_manager.samples import samples_of
 from services.trajectory_manager.shelf import pack_tree, unpack_tree
-from tests.domain.trajectory_builders import CALC, World, ids_of, renderer, user
+from tests.domain.trajectory_builders import CALC, World, ids_of, joined, renderer, user
 
 WAYS = ("on", "reserialised", "rewritten", "again", "root", "trimmed", "tools", "noisy")
 SAID = ("ab", "", "<think>h</think>a", '<tool_call>{"name": "calc", "arguments": {"a":  1}}</tool_call>', "<tool_call>{")
@@ -94,6 +94,8 @@ class Play:
         if finish in ("refused", "cancelled"):
             ended = ended.model_copy(update={"finish": GenerationFinish(finish)})
         events: list[Event] = [*told, *([] if finish == "open" else [ended])]
+        if told and finish not in ("open", "refused") and self.data.draw(st.booleans()):
+            events = joined(events)
         for repeated in self.data.draw(st.lists(st.integers(min_value=0, max_value=9), max_size=2)) if events else ():
             events.append(events[repeated % len(events)])
         events = self.data.draw(st.permutations(events))

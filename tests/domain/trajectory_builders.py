@@ -134,7 +134,10 @@ class Engine:
     def generates(
         self, request: GenerationRequested, said: str | list[int], *, cuts: Sequence[int] = (), version: int = 0
     ) -> list[Event]:
-        """Claim, one segment between cuts (each under the next version), end. Finish: length unless a stop token ends it."""
+        """Claim, one segment between cuts (each under the next version), end, as a message of its own (else see ``joined``).
+
+        Finish: length unless a stop token ends it.
+        """
         ids = ids_of(said) if isinstance(said, str) else said
         ids = ids[: request.sampling.max_tokens]
         name = request.generation
@@ -162,6 +165,13 @@ class Engine:
         return events
 
 
+def joined(events: Sequence[Event]) -> list[Event]:
+    """The same generation, its end said with its last segment."""
+    *before, last, end = events
+    assert isinstance(last, SegmentSampled) and isinstance(end, GenerationEnded)
+    return [*before, last.model_copy(update={"finish": end.finish})]
+
+
 class World:
     """One episode: an agent, an engine, a manager, and the journal between them."""
 
@@ -186,7 +196,9 @@ class World:
 
     def answers(self, request: GenerationRequested, said: str | list[int], **how: Any) -> CallAnswered:
         text = said + "<|im_end|>" if isinstance(said, str) and not how.pop("truncated", False) else said
-        consequences = [each for event in self.engine.generates(request, text, **how) for each in self.tells(event)]
+        is_joined = how.pop("is_joined", False)
+        events = self.engine.generates(request, text, **how)
+        consequences = [each for event in (joined(events) if is_joined else events) for each in self.tells(event)]
         answer = consequences[0]
         assert isinstance(answer, CallAnswered)
         return answer

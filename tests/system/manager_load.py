@@ -38,7 +38,7 @@ from seamlessflow.runtime import Speaker
 from seamlessflow.weights import model_path, publish_folder
 from services.trajectory_manager.comparison import Comparison
 from services.trajectory_manager.replay import replay_run
-from tests.domain.trajectory_builders import RUN, Agent, Engine, user
+from tests.domain.trajectory_builders import RUN, Agent, Engine, joined, user
 from tests.services.trajectory_manager.trajectory_world import model_files
 
 from .manager_services import Services
@@ -165,7 +165,7 @@ class ManagerLoad:
         await asyncio.sleep(THINK_SECONDS)
         engine = self._engines[request.episode]
         if request.generation not in engine.fed:
-            await self._speaker.say_all(engine.generates(request, "the sum is seven<|im_end|>", cuts=[5]))
+            await self._speaker.say_all(joined(engine.generates(request, "the sum is seven<|im_end|>", cuts=[5])))
 
     async def _on_hint(self, payload: bytes) -> None:
         answer = decode(self._inbox, payload)

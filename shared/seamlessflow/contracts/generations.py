@@ -11,6 +11,7 @@ from enum import StrEnum
 from .arrays import Float32s, Int32s
 from .base import Event, Token
 from .episodes import Sampling
+from .tags import Tag
 
 
 class GenerationRequested(Event):
@@ -18,7 +19,7 @@ class GenerationRequested(Event):
 
     episode: Token
     generation: Token
-    tag: Token
+    tag: Tag
     bucket: int
     shard: int
     parent: str | None = None
@@ -50,21 +51,6 @@ class GenerationClaimed(Event):
     """Tokens sampled under earlier claims, which are kept."""
 
 
-class SegmentSampled(Event):
-    """Tokens sampled in one go under one weights version."""
-
-    episode: Token
-    generation: Token
-    shard: int
-    nonce: Token
-    start: int
-    """Offset of the first token within the generation."""
-    token_ids: Int32s
-    logprobs: Float32s
-    """Of the distribution each token was drawn from, after temperature; nats."""
-    weights_version: int
-
-
 class GenerationFinish(StrEnum):
     """Why sampling ended."""
 
@@ -79,8 +65,25 @@ class GenerationFinish(StrEnum):
     """The engine cannot do it, see the dead letter: the call gets an error, and what was sampled before is not used."""
 
 
+class SegmentSampled(Event):
+    """Tokens sampled in one go under one weights version."""
+
+    episode: Token
+    generation: Token
+    shard: int
+    nonce: Token
+    start: int
+    """Offset of the first token within the generation."""
+    token_ids: Int32s
+    logprobs: Float32s
+    """Of the distribution each token was drawn from, after temperature; nats."""
+    weights_version: int
+    finish: GenerationFinish | None = None
+    """Set: nothing more will be sampled; this segment is the last, and no GenerationEnded follows."""
+
+
 class GenerationEnded(Event):
-    """Nothing more will be sampled for it."""
+    """Nothing more will be sampled for it; of an end that comes when every token is said already, or none was sampled."""
 
     episode: Token
     generation: Token

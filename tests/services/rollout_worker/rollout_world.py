@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import save
@@ -27,6 +27,8 @@ from seamlessflow.contracts import (
     EpisodeOrigin,
     EpisodeStatus,
     Event,
+    GenerationEnded,
+    GenerationFinish,
     GenerationRequested,
     Int32s,
     Lease,
@@ -49,6 +51,14 @@ from services.rollout_worker.service import RolloutWorker
 
 RUN, NODE, STOP_ID = "r1", "n1", 2
 E = TypeVar("E", bound=Event)
+
+
+class Ended(NamedTuple):
+    """An end, with the last segment or on its own."""
+
+    generation: str
+    finish: GenerationFinish
+    num_tokens: int
 
 
 class HandEngine:
@@ -204,14 +214,14 @@ class World:
     ) -> None:
         document = {
             "model": {"name": "tiny", "engine": "scripted"} | (model or {}),
-            "agents": [{"env": "e", "entrypoint": "a:b"}],
+            "agents": [{"env": "e", "entrypoint": "a:b"}, {"env": "long", "entrypoint": "a:b", "tag": "prefill"}],
             "algorithm": {"steps": 1},
             "fleet": {"slots": 4} | (fleet or {}),
         }
         for stream in run_streams(RUN):
             await self.bus.ensure_stream(stream)
         buckets = (fleet or {}).get("buckets", 1)
-        for consumer in run_consumers(RUN, envs=("e",), shards=1, tags=("rollout", "prefill"), buckets=buckets):
+        for consumer in run_consumers(RUN, envs=("e",), shards=1, tags=("prefill+rollout", "rollout"), buckets=buckets):
             await self.bus.ensure_consumer(replace(consumer, ack_wait_seconds=ack_wait_seconds))
         await self.say(RunStarted(run=RUN, document=document))
 
@@ -286,6 +296,16 @@ class World:
                 events.append(decode(record.subject, record.payload, record.headers))
         return [event for event in events if isinstance(event, kind)]
 
+    async def ended(self) -> list[Ended]:
+        """Ends in journal order, whichever message said them."""
+        ends = []
+        for event in await self.said(Event):
+            if isinstance(event, GenerationEnded):
+                ends.append(Ended(event.generation, event.finish, event.num_tokens))
+            if isinstance(event, SegmentSampled) and event.finish is not None:
+                ends.append(Ended(event.generation, event.finish, event.start + len(event.token_ids)))
+        return ends
+
     async def tokens(self, generation: str = "c1") -> list[int]:
         """All tokens that count, in journal order; their offsets must fit."""
         ids: list[int] = []
@@ -311,6 +331,12 @@ class World:
     async def until_said(self, kind: type[Event], count: int = 1, *, seconds: float = 5.0) -> None:
         async def holds() -> bool:
             return len(await self.said(kind)) >= count
+
+        await self.until(holds, seconds)
+
+    async def until_ended(self, count: int = 1, *, seconds: float = 5.0) -> None:
+        async def holds() -> bool:
+            return len(await self.ended()) >= count
 
         await self.until(holds, seconds)
 

@@ -13,21 +13,22 @@ from seamlessflow.contracts import (
     Int32s,
     SegmentSampled,
 )
+from services.rollout_worker.engines.base import Chunk, Finish
 from tests.contracts.examples import EXAMPLES
 from tests.services.rollout_worker.rollout_world import NODE, RUN, STOP_ID, World
 
 
-async def test_a_short_answer_costs_three_messages(world: World):
-    """Claim, one segment, end: then it is acknowledged and gone from the queue."""
+async def test_a_short_answer_costs_two_messages(world: World):
+    """Claim, and one segment that carries the end: then it is acknowledged and gone from the queue."""
     await world.ready(by_itself=True, stops_at=3 + 5)
 
     await world.ask(prompt=(1, 2, 3), max_tokens=16)
     await world.until_acked()
 
-    (claim,), (segment,), (end,) = [await world.said(kind) for kind in (GenerationClaimed, SegmentSampled, GenerationEnded)]
+    (claim,), (segment,) = await world.said(GenerationClaimed), await world.said(SegmentSampled)
     assert list(segment.token_ids) == [1003, 1004, 1005, 1006, 1007, STOP_ID]
-    assert (end.finish, end.num_tokens) == (GenerationFinish.STOP, 6)
-    assert claim.nonce == segment.nonce == end.nonce and claim.worker == f"i-{NODE}" and claim.start == 0
+    assert segment.finish is GenerationFinish.STOP and await world.said(GenerationEnded) == []
+    assert claim.nonce == segment.nonce and claim.worker == f"i-{NODE}" and claim.start == 0
     assert segment.weights_version == 0
 
 
@@ -40,11 +41,11 @@ async def test_tokens_are_said_while_sampling_goes_on(world: World):
     worker.engine.step(3)
     await world.until_tokens(3)
 
-    assert await world.said(GenerationEnded) == []
+    assert await world.ended() == []
     worker.engine.step(5)
     await world.until_acked()
     assert await world.tokens() == [1003 + n for n in range(8)]
-    assert [end.finish for end in await world.said(GenerationEnded)] == [GenerationFinish.LENGTH]
+    assert [end.finish for end in await world.ended()] == [GenerationFinish.LENGTH]
 
 
 async def test_a_dead_workers_generation_goes_on_with_the_remaining_budget(world: World):
@@ -62,7 +63,7 @@ async def test_a_dead_workers_generation_goes_on_with_the_remaining_budget(world
     await first.kill()
     second = world.worker("n2", by_itself=True)
     await world.lease(node="n2")
-    await world.until_said(GenerationEnded)
+    await world.until_ended()
     await world.until_acked()
 
     assert await world.tokens() == [1003 + n for n in range(10)]
@@ -94,9 +95,9 @@ async def test_a_zombies_append_is_refused_and_dropped_in_silence(world: World, 
     await world.until(lambda: not zombie.engine.requests)
 
     assert await world.tokens() == [1003 + n for n in range(4)]
-    assert await world.said(GenerationEnded) == [] and await world.num_queued() == 1
+    assert await world.ended() == [] and await world.num_queued() == 1
     heir.engine.step(6)
-    await world.until_said(GenerationEnded)
+    await world.until_ended()
     assert await world.tokens() == [1003 + n for n in range(10)]
     assert zombie.service._tenure.num_held == 0 and not zombie.task.done()
 
@@ -118,8 +119,59 @@ async def test_an_end_that_was_stored_but_not_acknowledged_is_only_acknowledged(
     assert len(await world.said(GenerationClaimed)) == 1 and await world.tokens() == []
 
 
+async def test_a_last_segment_that_was_not_acknowledged_is_only_acknowledged(world: World):
+    """It says that it is the last one: nothing is claimed or said again."""
+    await world.open_run()
+    await world.publish_model()
+    await world.publish_weights(0)
+    request = await world.ask()
+    same = {"run": RUN, "episode": request.episode, "generation": "c1", "shard": 0, "nonce": "old"}
+    await world.say(GenerationClaimed(**same, worker="gone", start=0))
+    tokens = {"token_ids": Int32s([7]), "logprobs": Float32s([-1.0]), "weights_version": 0}
+    await world.say(SegmentSampled(**same, start=0, **tokens, finish=GenerationFinish.LENGTH))
+
+    world.worker(by_itself=True)
+    await world.lease()
+    await world.until_acked()
+
+    assert len(await world.said(GenerationClaimed)) == 1 and await world.tokens() == [7]
+    assert await world.ended() == [("c1", GenerationFinish.LENGTH, 1)]
+
+
+async def test_an_end_whose_tokens_were_all_said_before_is_a_message_of_its_own(world: World):
+    """Only then is it known that none comes after them: here the engine's last word has no token."""
+    worker = await world.ready()
+    await world.ask(max_tokens=8)
+    await world.until(lambda: worker.engine.requests)
+    worker.engine.step(3)
+    await world.until_tokens(3)
+
+    (waiting,) = worker.engine.requests.values()
+    waiting.put_nowait(Chunk((), (), 0, Finish.LENGTH))
+    await world.until_acked()
+
+    (end,) = await world.said(GenerationEnded)
+    assert (end.finish, end.num_tokens) == (GenerationFinish.LENGTH, 3)
+    assert [segment.finish for segment in await world.said(SegmentSampled)] == [None]
+
+
+async def test_only_the_last_of_several_segments_says_that_it_is(world: World):
+    """Those before it were stored when nobody knew; together they hold each token once."""
+    worker = await world.ready()
+    await world.ask(max_tokens=8)
+    await world.until(lambda: worker.engine.requests)
+    worker.engine.step(3)
+    await world.until_tokens(3)
+    worker.engine.step(5)
+    await world.until_acked()
+
+    segments = await world.said(SegmentSampled)
+    assert [segment.finish for segment in segments] == [None] * (len(segments) - 1) + [GenerationFinish.LENGTH]
+    assert await world.tokens() == [1003 + n for n in range(8)]
+
+
 async def test_a_generation_that_had_all_its_tokens_only_gets_its_end(world: World):
-    """The worker died between the last segment and the end: the stop token decides what the end says."""
+    """Its last segment did not say that it was the last: the stop token decides what the end says."""
     await world.open_run()
     await world.publish_model()
     await world.publish_weights(0)
@@ -133,7 +185,7 @@ async def test_a_generation_that_had_all_its_tokens_only_gets_its_end(world: Wor
     await world.lease()
     await world.until_acked()
 
-    (end,) = await world.said(GenerationEnded)
+    (end,) = await world.ended()
     assert (end.finish, end.num_tokens) == (GenerationFinish.STOP, 2)
     assert await world.tokens() == [7, STOP_ID]
 
@@ -159,7 +211,7 @@ async def test_sampling_stops_when_the_episode_ends_meanwhile(world: World, monk
     await world.end_episode()
     await world.until_acked()
 
-    assert not worker.engine.requests and await world.said(GenerationEnded) == []
+    assert not worker.engine.requests and await world.ended() == []
 
 
 async def test_the_prompt_of_a_later_turn_is_its_ancestors_tokens_and_its_suffix(world: World):
@@ -204,7 +256,7 @@ async def test_a_prompt_that_fills_the_context_ends_without_a_token(world: World
     await world.ask(prompt=(1, 2, 3, 4, 5))
     await world.until_acked()
 
-    assert [end.finish for end in await world.said(GenerationEnded)] == [GenerationFinish.CONTEXT]
+    assert [end.finish for end in await world.ended()] == [GenerationFinish.CONTEXT]
     assert worker.engine.budgets == []
 
 
@@ -218,7 +270,7 @@ async def test_what_can_never_be_sampled_is_buried_with_its_reason(world: World)
 
     (letter,) = await world.said(DeadLetter)
     assert "c1" in letter.reason and letter.service == "rollout-worker"
-    ends = {end.generation: (end.finish, end.num_tokens) for end in await world.said(GenerationEnded)}
+    ends = {end.generation: (end.finish, end.num_tokens) for end in await world.ended()}
     assert ends == {"c1": (GenerationFinish.REFUSED, 0), "c2": (GenerationFinish.LENGTH, 8)}
 
 
@@ -237,7 +289,7 @@ async def test_a_buried_generation_ends_behind_what_was_sampled_before(world: Wo
     await world.lease()
     await world.until_acked()
 
-    (end,) = await world.said(GenerationEnded)
+    (end,) = await world.ended()
     assert (end.finish, end.num_tokens) == (GenerationFinish.REFUSED, 4)
 
 

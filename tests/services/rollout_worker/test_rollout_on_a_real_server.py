@@ -13,7 +13,7 @@ import pytest
 
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.contracts import GenerationClaimed, GenerationEnded, GenerationFinish
+from seamlessflow.contracts import GenerationClaimed, GenerationFinish
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 pytestmark = pytest.mark.system
@@ -49,7 +49,7 @@ async def test_a_server_that_dies_in_the_middle_costs_no_token(real: World, own_
     while worker.engine.requests:
         worker.engine.step(4)
         await asyncio.sleep(0.05)
-    await real.until_said(GenerationEnded, seconds=20.0)
+    await real.until_ended(seconds=20.0)
 
     assert await real.tokens() == [1003 + n for n in range(12)]
     await worker.terminate()
@@ -71,13 +71,13 @@ async def test_a_call_that_is_abandoned_in_the_middle_of_a_stream_keeps_its_toke
         await real.until_tokens(count)
 
     await real.abandon("c1")
-    await real.until_said(GenerationEnded, seconds=10.0)
+    await real.until_ended(seconds=10.0)
     await real.abandon("c2")
     await asyncio.sleep(0.3)  # what one look saw is good for a moment
     await real.ask("c2", max_tokens=50)
-    await real.until_said(GenerationEnded, 2, seconds=10.0)
+    await real.until_ended(2, seconds=10.0)
 
-    ends = {end.generation: (end.finish, end.num_tokens) for end in await real.said(GenerationEnded)}
+    ends = {end.generation: (end.finish, end.num_tokens) for end in await real.ended()}
     assert ends == {"c1": (GenerationFinish.CANCELLED, 3), "c2": (GenerationFinish.CANCELLED, 0)}
     assert len(worker.engine.budgets) == 1
     await worker.terminate()
@@ -108,11 +108,11 @@ async def test_a_worker_killed_at_any_line_is_replaced_without_loss(real: World,
     await first.wait()
 
     second = await start_process(real, own_server)
-    await real.until_said(GenerationEnded, 40, seconds=40.0)
+    await real.until_ended(40, seconds=40.0)
     second.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(second.wait(), 20.0) == 0
 
-    ends = {end.generation: end.num_tokens for end in await real.said(GenerationEnded)}
-    assert len(await real.said(GenerationEnded)) == 40
+    ends = {end.generation: end.num_tokens for end in await real.ended()}
+    assert len(await real.ended()) == 40
     assert ends == {generation: len(await real.tokens(generation)) for generation in ends}
     assert {claim.run for claim in await real.said(GenerationClaimed)} == {RUN}

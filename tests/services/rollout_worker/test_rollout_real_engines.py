@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.contracts import GenerationEnded, Int32s, Sampling, SegmentSampled, Service
+from seamlessflow.contracts import Int32s, Sampling, SegmentSampled, Service
 from seamlessflow.runtime import make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path
 from services.rollout_worker.config import WorkerSettings
@@ -84,11 +84,11 @@ async def test_a_real_model_samples_what_it_would_alone_before_and_after_new_wei
     await world.lease()
     request = await world.ask("c1", prompt=PROMPT, max_tokens=12)
     await world.say(_greedy(request, "c2"))
-    await world.until_said(GenerationEnded, 2, seconds=60.0)
+    await world.until_ended(2, seconds=60.0)
     await publish(world, new, 1, tmp_path)
     await world.until(lambda: worker._tenure.engine.weights_version == 1, seconds=60.0)
     await world.say(_greedy(request, "c3"))
-    await world.until_said(GenerationEnded, 3, seconds=60.0)
+    await world.until_ended(3, seconds=60.0)
     await stop_worker(worker, task)
 
     assert await world.tokens("c2") == greedy(old, 12)
@@ -135,14 +135,14 @@ async def test_a_real_engine_stops_at_a_stop_text(world: World, tmp_path: Path, 
     for generation, stream in (("c1", False), ("c2", True)):
         await world.say(_greedy(request, generation).model_copy(update={"stop": ("no such", stop), "stream": stream}))
     await world.say(_greedy(request, "c3"))
-    await world.until_said(GenerationEnded, 4, seconds=60.0)
+    await world.until_ended(4, seconds=60.0)
     await stop_worker(worker, task)
 
     assert 2 < count < 12
     for generation in ("c1", "c2"):
         assert await world.tokens(generation) == whole[:count]
     assert await world.tokens("c3") == whole
-    finishes = {end.generation: end.finish for end in await world.said(GenerationEnded)}
+    finishes = {end.generation: end.finish for end in await world.ended()}
     assert [finishes[each] for each in ("c1", "c2", "c3")] == ["stop", "stop", "length"]
 
 
@@ -156,11 +156,11 @@ async def test_the_scripted_engine_serves_a_run_that_asks_for_it(world: World, c
     await world.lease()
     for number in range(count):
         await world.ask(f"c{number}", episode=f"t-{number}-0", max_tokens=8)
-    await world.until_said(GenerationEnded, count)
+    await world.until_ended(count)
     await world.until_acked()
     await stop_worker(worker, task)
 
-    ended = {end.generation: end.num_tokens for end in await world.said(GenerationEnded)}
+    ended = {end.generation: end.num_tokens for end in await world.ended()}
     assert ended == {f"c{number}": len(await world.tokens(f"c{number}")) for number in range(count)}
 
 

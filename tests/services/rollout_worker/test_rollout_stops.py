@@ -11,7 +11,6 @@ from seamlessflow.contracts import (
     DeadLetter,
     Float32s,
     GenerationClaimed,
-    GenerationEnded,
     GenerationFinish,
     Int32s,
     SegmentSampled,
@@ -28,7 +27,7 @@ def tokenizer_json() -> bytes:
 
 
 async def ends(world: World) -> list[tuple[GenerationFinish, int]]:
-    return [(end.finish, end.num_tokens) for end in await world.said(GenerationEnded)]
+    return [(end.finish, end.num_tokens) for end in await world.ended()]
 
 
 async def test_nothing_behind_a_stop_text_is_said(world: World):
@@ -139,7 +138,7 @@ async def test_a_model_without_a_tokenizer_serves_all_but_stop_texts(world: Worl
 
     (letter,) = await world.said(DeadLetter)
     assert "tokenizer.json" in letter.reason
-    finishes = {end.generation: end.finish for end in await world.said(GenerationEnded)}
+    finishes = {end.generation: end.finish for end in await world.ended()}
     assert finishes == {"c1": GenerationFinish.REFUSED, "c2": GenerationFinish.LENGTH}
 
 

@@ -11,7 +11,6 @@ from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.contracts import (
     Float32s,
     GenerationClaimed,
-    GenerationEnded,
     GenerationFinish,
     GenerationRequested,
     Int32s,
@@ -32,7 +31,7 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def ends(world: World) -> list[tuple[GenerationFinish, int]]:
-    return [(end.finish, end.num_tokens) for end in await world.said(GenerationEnded)]
+    return [(end.finish, end.num_tokens) for end in await world.ended()]
 
 
 async def test_tokens_that_somebody_reads_along_with_are_said_early(world: World):
@@ -64,7 +63,7 @@ async def test_sampling_stops_when_the_call_is_abandoned(world: World):
     worker.engine.step(3)
 
     await world.abandon("c1")
-    await world.until_said(GenerationEnded)
+    await world.until_ended()
 
     assert await ends(world) == [(GenerationFinish.CANCELLED, 3)]
     assert await world.tokens("c1") == [1003, 1004, 1005]

@@ -7,7 +7,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from seamlessflow.contracts import GenerationEnded, Role, RoleReleased, RoleTaken, SegmentSampled, WeightsLoaded
+from seamlessflow.contracts import Role, RoleReleased, RoleTaken, SegmentSampled, WeightsLoaded
 from seamlessflow.errors import BadInput
 from seamlessflow.weights import weights_path
 from services.rollout_worker import tenure as tenure_module
@@ -94,7 +94,7 @@ async def test_a_version_that_is_no_safetensors_or_does_not_fit_is_skipped(world
     await world.publish_weights(2)
     await world.until(lambda: worker.engine.weights_version == 2 and not worker.engine.is_paused)
     worker.engine.step(2)
-    await world.until_said(GenerationEnded)
+    await world.until_ended()
 
     assert [segment.weights_version for segment in await world.said(SegmentSampled)] == [2]
 

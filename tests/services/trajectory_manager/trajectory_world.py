@@ -33,7 +33,7 @@ from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.settings import Settings
 from seamlessflow.weights import model_path, publish_folder
 from services.trajectory_manager.service import TrajectoryManager
-from tests.domain.trajectory_builders import CHATML, RUN, Agent, Engine, ids_of, tokenizer
+from tests.domain.trajectory_builders import CHATML, RUN, Agent, Engine, ids_of, joined, tokenizer
 
 NODE = "trees"
 DOCUMENT = {
@@ -132,7 +132,7 @@ class World:
             request = decode(delivery.subject, await self.store.attach(delivery.payload, dict(delivery.headers)))
             assert isinstance(request, GenerationRequested)
             if self.script:
-                await self.speaker.say_all(self.engine.generates(request, self.script.pop(0) + "<|im_end|>", cuts=[3]))
+                await self.speaker.say_all(joined(self.engine.generates(request, self.script.pop(0) + "<|im_end|>", cuts=[3])))
             await delivery.ack()
 
         queue = queue_stream(Service.ROLLOUT_WORKER, RUN)

@@ -1,0 +1,73 @@
+"""Tags: what a node has, and what a piece of work needs. Holding a tag is being subscribed to its subject. Pure.
+
+    component   h800             one thing that nodes have or have not: announced, added by hand, or by a rule
+    work tag    h800+rollout     what a generation needs: all of these at once; one token of its subject
+
+A node serves a work tag when it has all its components. ``rollout`` is a component of each: without it nothing is sampled.
+Always true: the same set of components is spelled in one way, whatever order and however often they were given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Annotated
+
+from pydantic import AfterValidator, WithJsonSchema
+
+ROLLOUT_TAG = "rollout"
+ROLES = ("rollout", "train", "serve", "schedule")
+"""Components that processes announce by being what they are; nobody can give them to a node that has no such process."""
+MAX_WORK_TAGS = 8
+"""Different work tags of one run: the server's permissions name every consumer, so there is a highest count."""
+MAX_COMPONENTS = 4
+"""Of one tag, ``rollout`` included: it is one token of a subject."""
+_COMPONENT = re.compile(r"[a-z0-9-]{1,32}\Z")
+
+
+def component(name: str) -> str:
+    """The name itself. Raises ValueError for what can be no component, saying what can."""
+    if not _COMPONENT.match(name):
+        raise ValueError(f"a tag is 1 to 32 of a-z, 0-9 and '-', got {name!r}")
+    return name
+
+
+def canonical(tag: str) -> str:
+    """The one spelling of a tag. Raises ValueError for components that are none, and for too many of them."""
+    parts = sorted({component(part) for part in tag.split("+")})
+    if len(parts) > MAX_COMPONENTS:
+        raise ValueError(f"a tag has up to {MAX_COMPONENTS} components, got {len(parts)}: {tag!r}")
+    return "+".join(parts)
+
+
+def work_tag(tag: str) -> str:
+    """A tag that generations may carry: canonical, and with ``rollout``, which goes without saying."""
+    return canonical(f"{tag}+{ROLLOUT_TAG}")
+
+
+def components(tag: str) -> tuple[str, ...]:
+    """What a node must have to serve a tag."""
+    return tuple(tag.split("+"))
+
+
+def missing(tag: str, has: Collection[str]) -> tuple[str, ...]:
+    """Components of a tag that are not among those a node has; empty when it serves the tag."""
+    return tuple(part for part in components(tag) if part not in has)
+
+
+def places(tags: Iterable[str]) -> dict[str, str]:
+    """What stands for each work tag of a run in the names of its consumers.
+
+    A consumer's name is one token, and permissions match whole tokens: so names that anybody may think up are numbered
+    within the run, and the permissions list the numbers. The plain tag stands for itself.
+    """
+    others = [tag for tag in sorted(set(tags)) if tag != ROLLOUT_TAG]
+    return {tag: tag if tag == ROLLOUT_TAG else f"t{others.index(tag) + 1}" for tag in tags}
+
+
+ALL_PLACES = (ROLLOUT_TAG, *(f"t{number}" for number in range(1, MAX_WORK_TAGS + 1)))
+"""Every place that ``places`` can give to the tags of a run."""
+
+_PATTERN = rf"^[a-z0-9-]{{1,32}}(\+[a-z0-9-]{{1,32}}){{0,{MAX_COMPONENTS - 1}}}$"
+Tag = Annotated[str, AfterValidator(canonical), WithJsonSchema({"type": "string", "pattern": _PATTERN})]
+"""A component, or several joined by "+", in its one spelling."""
