@@ -2,7 +2,8 @@
 
 All four are fire and forget: a lost one means another delivery, which every handler tolerates anyway (JetStream
 delivers at least once, and accepts a late acknowledgement of an earlier delivery). Waiting for the server to confirm
-would halve the throughput and would still not be a fence.
+would halve the throughput and would still not be a fence. An acknowledgement, for which nobody waits, also lets others
+travel with it (``Wire.send_soon``): it may reach the server a few milliseconds later.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class JetStreamDelivery:
         return int(self._field(1))
 
     async def ack(self) -> None:
-        await self._end(b"+ACK")
+        if not self.ended:
+            self.ended = True
+            await self._wire.send_soon(self._incoming.reply, b"+ACK")
 
     async def nak(self, delay_seconds: float = 0.0) -> None:
         delay = b" " + json.dumps({"delay": int(delay_seconds * 1e9)}).encode() if delay_seconds > 0 else b""

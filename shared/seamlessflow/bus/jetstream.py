@@ -3,7 +3,7 @@
     publishing   repeat until stored, fence          standing_pull, delivery   consume
     direct       one stored message                  batches, reading          many, in order, followed
     kv           current state                       admin                     streams and consumers
-    wire         nats-py, and nothing else touches it
+    wire         nats-py, and nothing else touches it; what is asked over it waits in ``awaited``
 
 A connection that nats-py closes for good (it does so on most protocol errors) cannot be used again, and neither can
 what hangs on it. Then ``on_closed`` runs, by default ``os._exit(70)``: an exit that no handler, lock or thread can hold

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,12 +17,16 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from seamlessflow.bus.awaited import Awaited
 from seamlessflow.errors import BusClosed
 
 T = TypeVar("T")
 
 NO_RESPONDERS = 503
 """Status of a request that nobody listens for: a stream or consumer that is missing, or not recovered yet."""
+
+SOON_SECONDS = 0.005
+"""How long what is sent ``soon`` may wait for something to travel with."""
 
 _PENDING_BYTES = 1 << 30
 """A subscription drops messages above this many unread bytes; credit keeps us far below."""
@@ -45,6 +50,11 @@ class Wire:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._told_when_lost: set[Callable[[], None]] = set()
+        self._answers = ""
+        self._opening = asyncio.Lock()
+        self._awaited: Awaited[Incoming] = Awaited()
+        self._soon: list[tuple[str, bytes]] = []
+        self._sending_soon: asyncio.Task[None] | None = None
 
     @property
     def connected(self) -> bool:
@@ -71,23 +81,57 @@ class Wire:
         await self.until_connected()
         copied = dict(headers) if headers is not None else None
         try:
-            asked = self._client.request(subject, payload, timeout=timeout_seconds, headers=copied)
-            return _incoming(await _cancellable(asked))
-        except nats.errors.NoRespondersError:
-            return Incoming(subject, "", b"", {}, NO_RESPONDERS, "No Responders")
+            with self._awaited.one(timeout_seconds) as (token, answer):
+                reply = f"{await self._answer_inbox()}.{token}"
+                await self._send_held()
+                await self._client.publish(subject, payload, reply=reply, headers=copied)
+                return await answer
         except nats.errors.ConnectionClosedError as error:
             raise self._closed() from error
-        except (nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError) as error:
-            raise TimeoutError(f"no answer on {subject} within {timeout_seconds} s") from error
+        except (TimeoutError, nats.errors.OutboundBufferLimitError) as error:
+            raise TimeoutError(f"no answer on {subject} within {timeout_seconds} s: {error}") from error
+
+    async def _answer_inbox(self) -> str:
+        """Under which answers come; listened to from the first request on, as long as the connection lives."""
+        if not self._answers:
+            async with self._opening:  # nobody may ask before it is listened to
+                if not self._answers:
+                    inbox = self.inbox()
+                    await self._client.subscribe(f"{inbox}.*", cb=self._on_answer, pending_bytes_limit=_PENDING_BYTES)
+                    self._answers = inbox
+        return self._answers
+
+    async def _on_answer(self, raw: Msg) -> None:
+        self._awaited.came(raw.subject.rpartition(".")[2], _incoming(raw))
 
     async def send(self, subject: str, payload: bytes = b"", *, reply: str = "") -> None:
         """Fire and forget; kept and sent later while the connection is away, as far as the buffer goes."""
         try:
+            await self._send_held()
             await self._client.publish(subject, payload, reply=reply)
         except nats.errors.ConnectionClosedError as error:
             raise self._closed() from error
         except nats.errors.OutboundBufferLimitError as error:
             raise TimeoutError(f"the connection is away and its buffer is full: {subject} was not sent") from error
+
+    async def send_soon(self, subject: str, payload: bytes) -> None:
+        """``send`` for what nobody waits for: it goes before whatever is sent next, or by itself after ``SOON_SECONDS``.
+
+        A write to the socket wakes the server and costs more than what is written; so acknowledgements share one.
+        """
+        self._soon.append((subject, payload))
+        if self._sending_soon is None or self._sending_soon.done():
+            self._sending_soon = asyncio.create_task(self._send_held_later())
+
+    async def _send_held_later(self) -> None:
+        await asyncio.sleep(SOON_SECONDS)
+        with suppress(TimeoutError, nats.errors.Error):  # as if it had been lost on its way
+            await self._send_held()
+
+    async def _send_held(self) -> None:
+        held, self._soon = self._soon, []
+        for subject, payload in held:
+            await self._client.publish(subject, payload)
 
     async def listen(self, subject: str, on_message: Callable[[Incoming], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Calls ``on_message`` with one message after the other; it must not wait for the server. Returns the end."""
@@ -115,15 +159,14 @@ class Wire:
 
     async def on_lost(self) -> None:
         """nats-py says that the connection broke. Open requests end now instead of sitting out their time."""
-        for waiting in list(self._client._resp_map.values()):
-            if not waiting.done():
-                waiting.set_exception(TimeoutError("the connection broke"))
+        self._awaited.fail_all("the connection broke")
         for tell in list(self._told_when_lost):
             tell()
 
     async def flush(self, timeout_seconds: float) -> bool:
         """True when the server has seen everything sent so far."""
         try:
+            await self._send_held()
             await _cancellable(self._client.flush(timeout=timeout_seconds))  # type: ignore[arg-type]  # takes float
         except (nats.errors.Error, TimeoutError):
             return False
