@@ -180,6 +180,7 @@ EXAMPLES: tuple[Event, ...] = (
         token_ids=Int32s([300, 2]),
         logprobs=Float32s([-0.5, -0.25]),
         weights_version=3,
+        finish=GenerationFinish.STOP,
     ),
     GenerationEnded(run=R, episode=E, generation=C, shard=1, nonce="n1", finish=GenerationFinish.STOP, num_tokens=6),
     SamplesReady(
@@ -216,8 +217,19 @@ EXAMPLES: tuple[Event, ...] = (
     TrainingEndRequested(run=R, reason="tasks_ended", train_rest=True),
     TrainingEnded(run=R, step=60, weights_version=61, failure="trainer: the model is gone"),
     WeightsPublished(run=R, weights_version=5, step=4, path="demo-1/weights/00000005", num_bytes=269000000, wall_seconds=0.5),
-    WeightsLoaded(run=R, weights_version=5, worker="host-42", fetch_seconds=0.25, pause_seconds=0.125, num_frozen=12),
-    RoleAssigned(run=R, node="local", epoch=3, role=Role.TRAIN, tags=("rollout",), reason="a batch is ready"),
+    WeightsLoaded(
+        run=R, weights_version=5, worker="host-42", fetch_seconds=0.25, pause_seconds=0.125, num_frozen=12, node="local"
+    ),
+    RoleAssigned(
+        run=R,
+        node="local",
+        epoch=3,
+        role=Role.TRAIN,
+        tags=("rollout",),
+        reason="a batch is ready",
+        gang=("local", "n2"),
+        left=True,
+    ),
     RoleReleased(run=R, node="local", epoch=3, service="rollout-worker", num_frozen=12, num_handed_back=1),
     RoleTaken(run=R, node="local", epoch=3, service="trainer"),
 )

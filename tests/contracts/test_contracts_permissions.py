@@ -19,17 +19,34 @@ from seamlessflow.bus.jetstream import JetStreamBus, connect
 from seamlessflow.bus.server import find_binary, free_port
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
-from seamlessflow.contracts import Lease, Role, Service
+from seamlessflow.contracts import Lease, NodeOrder, Role, Service
 from seamlessflow.contracts.addresses import inbox_prefix, subject_of
 from seamlessflow.contracts.export_keys import key_lines, main, seed_variable
 from seamlessflow.contracts.export_permissions import SERVICES, permissions
-from seamlessflow.contracts.routes import BUCKETS, HINT_POKE, HINT_WEIGHTS, LEASES_BUCKET, NODES_BUCKET, ROUTES, WEIGHTS_BUCKET
-from seamlessflow.contracts.streams import consumer_name, control_streams, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.routes import (
+    BUCKETS,
+    HINT_POKE,
+    HINT_WEIGHTS,
+    LEASES_BUCKET,
+    NODES_BUCKET,
+    ORDERS_BUCKET,
+    ROUTES,
+    WEIGHTS_BUCKET,
+)
+from seamlessflow.contracts.streams import (
+    consumer_name,
+    control_streams,
+    generation_consumer,
+    queue_stream,
+    run_consumers,
+    run_streams,
+)
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Speaker
 from tests.contracts.examples import EXAMPLES, R
 
 ROOT = Path(__file__).parents[2]
+WORK_TAGS = ("h800+rollout", "rollout")
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,7 @@ async def prepare(guarded: Guarded) -> None:
         await bus.kv(bucket)
     for stream in (*control_streams(), *run_streams(R)):
         await bus.ensure_stream(stream)
-    for consumer in run_consumers(R, envs=["solver"], shards=2, tags=["rollout"], buckets=2):
+    for consumer in run_consumers(R, envs=["solver"], shards=2, tags=WORK_TAGS, buckets=2):
         await bus.ensure_consumer(consumer)
     await (await bus.kv(LEASES_BUCKET)).put("local", pack_record(Lease(run=R, role=Role.ROLLOUT, epoch=1)))
     await bus.close()
@@ -132,6 +149,39 @@ async def test_a_service_takes_from_its_own_queue_and_acknowledges(guarded, serv
             await asyncio.sleep(0.02)
     await bus.close()
     await scheduler.close()
+
+
+async def test_a_worker_takes_work_of_a_tag_that_people_made_up(guarded, tmp_path):
+    """The permissions were made before anybody thought of it."""
+    scheduler, bus = await guarded.bus(Service.SCHEDULER), await guarded.bus(Service.ROLLOUT_WORKER)
+    manager = await guarded.bus(Service.TRAJECTORY_MANAGER)
+    asked = next(event for event in EXAMPLES if type(event).__name__ == "GenerationRequested")
+    asked = asked.model_copy(update={"episode": "tagged-0-0", "tag": WORK_TAGS[0], "bucket": 1})
+    stream, consumer = queue_stream(Service.ROLLOUT_WORKER, R), generation_consumer(WORK_TAGS, WORK_TAGS[0], 1)
+    await Speaker(manager, Store(f"file://{tmp_path}")).say(asked)
+    arrived = asyncio.Event()
+
+    async def on_delivery(delivery) -> None:
+        assert f".gen.{WORK_TAGS[0]}.1." in delivery.subject
+        await delivery.ack()
+        arrived.set()
+
+    await bus.consume(stream, consumer, on_delivery, credit=4, priority=0)
+    async with asyncio.timeout(10):
+        await arrived.wait()
+        while await scheduler.pending(stream, consumer):
+            await asyncio.sleep(0.02)
+    for each in (bus, manager, scheduler):
+        await each.close()
+
+
+async def test_people_order_by_hand_what_nobody_else_may(guarded, monkeypatch):
+    """The command's tag and drain work with the key of the user."""
+    monkeypatch.setenv("SEAMLESSFLOW_NKEY_SEED", guarded.seeds[Service.USER])
+    async with asyncio.timeout(10), Client.open(guarded.url) as client:
+        await client.order("local", lambda order: order.model_copy(update={"drain": True}))
+        assert (await client.orders())["local"].drain
+        await client.order("local", lambda order: NodeOrder())
 
 
 async def say_to(guarded: Guarded, service: Service, tmp_path: Path) -> None:
@@ -210,6 +260,8 @@ NOT_ALLOWED = [
     (S.ROLLOUT_WORKER, f"{inbox_prefix(S.AGENT_RUNNER)}.x", "gateways believe the manager only"),
     (S.AGENT_RUNNER, f"$JS.API.CONSUMER.MSG.NEXT.{queue_stream(S.TRAJECTORY_MANAGER, R)}.shard-1", "calls are the manager's"),
     (S.AGENT_RUNNER, f"$JS.API.CONSUMER.MSG.NEXT.{queue_stream(S.ROLLOUT_WORKER, R)}.gen-rollout-1", "the worker's"),
+    (S.AGENT_RUNNER, f"$JS.API.CONSUMER.MSG.NEXT.{queue_stream(S.ROLLOUT_WORKER, R)}.gen-t1-1", "of any tag"),
+    (S.ROLLOUT_WORKER, f"$KV.{ORDERS_BUCKET}.local", "orders are people's"),
     (S.TRAJECTORY_MANAGER, f"sf.{R}.task.solver.t", "tasks are people's, and of agents elsewhere"),
     (S.TRAJECTORY_MANAGER, f"$JS.API.CONSUMER.MSG.NEXT.{queue_stream(S.AGENT_RUNNER, R)}.env-solver", "the runner's"),
     (S.TRAJECTORY_MANAGER, f"sf.{R}.ev.segment.0.e.c", "segments are the worker's"),

@@ -13,7 +13,19 @@ from .episodes import (
     Sampling,
     is_final,
 )
-from .fleet import Lease, NodeStatus, Role, RoleAssigned, RoleReleased, RoleTaken, RunPhase, RunState, WeightsHead
+from .fleet import (
+    Hardware,
+    Lease,
+    NodeOrder,
+    NodeStatus,
+    Role,
+    RoleAssigned,
+    RoleReleased,
+    RoleTaken,
+    RunPhase,
+    RunState,
+    WeightsHead,
+)
 from .generations import GenerationClaimed, GenerationEnded, GenerationFinish, GenerationRequested, SegmentSampled
 from .runs import (
     DeadLetter,
@@ -26,6 +38,7 @@ from .runs import (
     TaskSubmitted,
 )
 from .samples import EpisodeEvaluated, Sample, SamplesReady
+from .tags import Tag
 from .training import (
     BatchReady,
     DropReason,
@@ -44,12 +57,12 @@ from .training import (
 
 __all__ = [
     "AnswerDelta", "AnswerTokens", "BatchReady", "CallAbandoned", "CallAnswered", "CallError", "CallRequested",
-    "DeadLetter", "DropReason", "EpisodeEnded",
-    "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted", "EpisodeStatus", "EpisodeTokens",
-    "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded", "GenerationFinish",
-    "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Int32s", "Lease", "MaskReason", "NodeStatus",
-    "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken", "RunEnded", "RunPhase", "RunRequested", "RunStarted",
-    "RunState", "RunStopRequested", "Sample", "SamplesReady", "Sampling", "SegmentSampled", "Service", "StepTaken",
-    "StepsCommitted", "TaskSubmitted", "TasksEnded", "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage",
-    "WeightsHead", "WeightsLoaded", "WeightsPublished", "is_final", "partition",
+    "DeadLetter", "DropReason", "EpisodeEnded", "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted",
+    "EpisodeStatus", "EpisodeTokens", "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded",
+    "GenerationFinish", "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Hardware", "Int32s",
+    "Lease", "MaskReason", "NodeOrder", "NodeStatus", "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken",
+    "RunEnded", "RunPhase", "RunRequested", "RunStarted", "RunState", "RunStopRequested", "Sample", "SamplesReady",
+    "Sampling", "SegmentSampled", "Service", "StepTaken", "StepsCommitted", "Tag", "TaskSubmitted", "TasksEnded",
+    "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage", "WeightsHead", "WeightsLoaded", "WeightsPublished",
+    "is_final", "partition",
 ]  # fmt: skip

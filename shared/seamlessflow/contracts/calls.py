@@ -7,6 +7,7 @@ from typing import Any
 from .arrays import Float32s, Int32s
 from .base import Event, Record, Token
 from .episodes import EpisodeOrigin, Sampling
+from .tags import Tag
 
 
 class CallRequested(Event):
@@ -17,7 +18,7 @@ class CallRequested(Event):
     shard: int
     bucket: int
     origin: EpisodeOrigin
-    tag: Token
+    tag: Tag
     messages: tuple[str, ...]
     """Digests of all messages of the request, in order. A single message of role ``prompt`` is text that no template is put
     around (legacy completions)."""

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from .base import Event, Record, Token
+from .tags import Tag
 
 
 class EpisodeStatus(StrEnum):
@@ -79,8 +80,8 @@ class EpisodeOpened(Event):
     prompt: str
     data: dict[str, Any] = {}
     sampling: Sampling
-    tag: Token = "rollout"
-    """Capability its generations need."""
+    tag: Tag = "rollout"
+    """What the node that samples its generations must have."""
     min_weights_version: int = 0
     """Its tokens may be sampled by this version or a later one."""
     seed: int

@@ -21,6 +21,7 @@ from .routes import (
     HINT_WEIGHTS,
     LEASES_BUCKET,
     NODES_BUCKET,
+    ORDERS_BUCKET,
     QUEUES,
     ROUTES,
     RUNS_BUCKET,
@@ -46,8 +47,9 @@ _BUCKET_RECORDS: dict[str, tuple[str, str, str]] = {
     LEASES_BUCKET: ("`<node>`", "Lease", "the scheduler"),
     WEIGHTS_BUCKET: ("`<run>`", "WeightsHead", "the trainer of the run"),
     RUNS_BUCKET: ("`<run>`", "RunState", "the scheduler"),
+    ORDERS_BUCKET: ("`<node>`", "NodeOrder", "users"),
 }
-_STATES: tuple[type[Record], ...] = (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead, fleet.RunState)
+_STATES: tuple[type[Record], ...] = (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead, fleet.RunState, fleet.NodeOrder)
 
 
 def events_document() -> str:

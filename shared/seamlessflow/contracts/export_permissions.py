@@ -5,8 +5,9 @@ its own keys, and hear its own inbox. Nobody but the scheduler may make streams 
 can have any message delivered to anybody.
 
 NATS matches whole tokens, so consumers are told apart by their names. Names with a part (a shard, a tag and bucket) are
-listed for ``SHARDS``, ``TAGS`` and ``BUCKETS``; environment tags are people's own words, so the agent-runner may pull
-from any consumer but the ones that are listed for others.
+listed for ``SHARDS``, ``BUCKETS_PER_TAG`` and the places that a run's work tags can have: tags are people's own words, so
+they are numbered in each run (``tags.places``). Environment tags stand in names as they are, so the agent-runner may pull from
+any consumer but the ones that are listed for others.
 """
 
 from __future__ import annotations
@@ -16,16 +17,27 @@ from dataclasses import dataclass, field
 
 from .addresses import inbox_prefix, wildcards
 from .base import Service
-from .routes import BUCKETS, CONTROL_CONSUMER, CONTROL_STREAM, HINT_POKE, HINT_WEIGHTS, NODES_BUCKET, ROUTES, WEIGHTS_BUCKET
+from .routes import (
+    BUCKETS,
+    CONTROL_CONSUMER,
+    CONTROL_STREAM,
+    HINT_POKE,
+    HINT_WEIGHTS,
+    NODES_BUCKET,
+    ORDERS_BUCKET,
+    ROUTES,
+    WEIGHTS_BUCKET,
+)
 from .streams import consumer_name
+from .tags import ALL_PLACES
 
-SHARDS, BUCKETS_PER_TAG, TAGS = 16, 16, ("rollout",)
+SHARDS, BUCKETS_PER_TAG = 16, 16
 """Parts a deployment with permissions may use; raise them here and run ``./task schemas``."""
 
 SERVICES = tuple(service for service in Service if service is not Service.USER)
 PARTS: Mapping[Service, Sequence[str] | None] = {
     Service.AGENT_RUNNER: None,
-    Service.ROLLOUT_WORKER: [f"{tag}.{bucket}" for tag in TAGS for bucket in range(BUCKETS_PER_TAG)],
+    Service.ROLLOUT_WORKER: [f"{place}.{bucket}" for place in ALL_PLACES for bucket in range(BUCKETS_PER_TAG)],
     Service.TRAJECTORY_MANAGER: [str(shard) for shard in range(SHARDS)],
     Service.SCHEDULER: ("",),
     Service.TRAINER: ("",),
@@ -39,7 +51,7 @@ HINTS: Mapping[Service, tuple[str, ...]] = {
 WRITABLE: Mapping[Service, tuple[str, ...]] = {
     Service.SCHEDULER: BUCKETS,
     Service.TRAINER: (NODES_BUCKET, WEIGHTS_BUCKET),
-    Service.USER: (),
+    Service.USER: (ORDERS_BUCKET,),
 }
 
 

@@ -17,7 +17,6 @@ from .base import Record
 WORDS: Mapping[str, str] = {
     "bucket": "Affinity bucket of the episode; with the tag it names the consumer its generations go through.",
     "call": "One request of an agent to its endpoint.",
-    "capabilities": "What the process can do, as tags.",
     "code": "Short name of the error, such as context_length_exceeded.",
     "completion_tokens": "Tokens sampled for this call.",
     "data": "For the verifier, and for agents that want more than the prompt. JSON values.",
@@ -73,7 +72,7 @@ WORDS: Mapping[str, str] = {
     "stop_token_ids": "Sampling ends after any of these.",
     "subject": "As it was.",
     "suffix": "Ids after the parent's.",
-    "tag": "Capability the generation needs.",
+    "tag": "What a node must have to sample it: components joined by +, in alphabetical order, rollout among them.",
     "tags": "What the node may pull.",
     "task": "One prompt or job a user published.",
     "token_ids": "As the engine sampled them.",

@@ -25,6 +25,10 @@ class RoleAssigned(Event):
     role: Role
     tags: tuple[str, ...]
     reason: str
+    gang: tuple[str, ...] = ()
+    """See ``Lease.gang``."""
+    left: bool = False
+    """The node is not the run's any more: it is gone, or another run's."""
 
 
 class RoleReleased(Event):
@@ -46,6 +50,23 @@ class RoleTaken(Event):
     service: Token
 
 
+class Hardware(Record):
+    """What a device is, as far as its node knows or was told; for rules about where work fits. 0: unknown."""
+
+    device: str = ""
+    """cpu, or the accelerator's name."""
+    memory_bytes: float = 0.0
+    flops: float = 0.0
+    """Dense operations a second in the precision that is served."""
+    bandwidth_bytes: float = 0.0
+    """Of its memory, a second."""
+
+
+CONFLICT = "conflict "
+"""What begins the names of the leading scheduler's facts (``NodeStatus.facts``) of a node and service that two processes claim
+to be."""
+
+
 class NodeStatus(Record):
     """What a process says of itself, in the NODES bucket; it expires unless renewed."""
 
@@ -54,7 +75,12 @@ class NodeStatus(Record):
     service: Token
     instance: str
     capabilities: tuple[str, ...]
+    """Tags it announces: what it can do (rollout, train, serve) and what its operator calls it (h800, prefill, judge)."""
     slots: int = 0
+    engine: str = ""
+    """Rollout-worker: the kind of engine."""
+    hardware: Hardware | None = None
+    """Of its device; None: not known."""
     pid: int
     state: str = ""
     """For people: what it does now, or waits for."""
@@ -65,20 +91,40 @@ class NodeStatus(Record):
     facts: dict[str, str | int | float] = {}
 
 
+class NodeOrder(Record):
+    """What people ordered of a node by hand, in the ORDERS bucket; it stands until it is changed."""
+
+    add: tuple[str, ...] = ()
+    """Tags it has besides those that it announces."""
+    remove: tuple[str, ...] = ()
+    """Tags that it announces and has not."""
+    drain: bool = False
+    """Hands back what it has and takes nothing new."""
+
+
 class Lease(Record):
     """What a node may do now, in the LEASES bucket; written by the leading scheduler only, compare-and-set."""
 
     run: str | None
     role: Role
     tags: tuple[str, ...] = ()
-    """Rollout: tags of the generations it may pull. Agent-runner: environment tags. Trajectory-manager: its shards."""
+    """Rollout: work tags of the generations it may pull. Agent-runner: environment tags. Trajectory-manager: its shards."""
     buckets: tuple[int, ...] = ()
-    """Affinity buckets it owns, of each tag it rolls out; it keeps them while it is lent to training. Of the others it is a
-    backup: it gets what their owners have no room for. With fewer buckets than workers all own all."""
+    """Affinity buckets it owns, counted over the run's work tags in alphabetical order: bucket b of tag n is n times
+    ``fleet.buckets`` plus b. It keeps them while it is lent to training. Of the others it is a backup: it gets what their
+    owners have no room for. With fewer buckets than workers all own all."""
     epoch: int
+    since: float = 0.0
+    """When it was written, in Unix seconds of the scheduler's clock."""
     reason: str = ""
     trainer: bool = False
     """Whether this node's trainer process is the run's trainer (it joins the run whatever the role is now)."""
+    gang: tuple[str, ...] = ()
+    """Role TRAIN: the nodes that take the step together, the trainer's first. The others' devices are held for it. Empty: it
+    takes the step alone."""
+    lent: bool = False
+    """Role ROLLOUT: the node takes steps too and will be called back. Of buckets it does not own it gets what owners and
+    backups have no room for."""
     hand_back: bool = False
     """On losing rollout: true hands generations back to the queue, false freezes them in the engine."""
 

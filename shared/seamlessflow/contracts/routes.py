@@ -21,8 +21,8 @@ CONTROL_STREAM, CONTROL_SUBJECTS = "CTL", "sf.ctl.>"
 CONTROL_QUEUE = "QCTL"
 CONTROL_CONSUMER = "scheduler"
 JOURNAL, JOURNAL_SUBJECTS = "J_{run}", "sf.{run}.>"
-NODES_BUCKET, LEASES_BUCKET, WEIGHTS_BUCKET, RUNS_BUCKET = "NODES", "LEASES", "WEIGHTS", "RUNS"
-BUCKETS = (NODES_BUCKET, LEASES_BUCKET, WEIGHTS_BUCKET, RUNS_BUCKET)
+NODES_BUCKET, LEASES_BUCKET, WEIGHTS_BUCKET, RUNS_BUCKET, ORDERS_BUCKET = "NODES", "LEASES", "WEIGHTS", "RUNS", "ORDERS"
+BUCKETS = (NODES_BUCKET, LEASES_BUCKET, WEIGHTS_BUCKET, RUNS_BUCKET, ORDERS_BUCKET)
 
 HINT_POKE = "sfhint.poke.{node}"
 """Core NATS, may be lost: re-read your lease now."""
@@ -138,8 +138,7 @@ QUEUES: tuple[Queue, ...] = (
             "sf.{run}.ev.step.*.*",
             "sf.{run}.ev.group.*.closed",
             "sf.{run}.ev.training.*",
-            "sf.{run}.ev.role.*.released",
-            "sf.{run}.ev.role.*.taken",
+            "sf.{run}.ev.role.*.*",
         ),
         "scheduler",
         (">",),

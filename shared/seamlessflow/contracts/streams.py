@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..bus.base import ConsumerSpec, StreamSpec
 from .addresses import tokens_of
@@ -22,6 +22,7 @@ from .routes import (
     TRAINER,
     WORKER,
 )
+from .tags import places
 
 
 def journal(run: str) -> str:
@@ -35,8 +36,13 @@ def queue_stream(service: Service, run: str) -> str:
 
 
 def consumer_name(service: Service, part: str = "") -> str:
-    """Name of one consumer. ``part``: an environment tag, a shard, or ``<tag>.<bucket>``."""
-    return QUEUE_OF[service].consumer.format(part=part.replace(".", "-").replace("+", "-"))
+    """Name of one consumer. ``part``: an environment tag, or a shard; see ``generation_consumer`` for the rollout-worker's."""
+    return QUEUE_OF[service].consumer.format(part=part.replace(".", "-"))
+
+
+def generation_consumer(tags: Iterable[str], tag: str, bucket: int) -> str:
+    """Name of the consumer of one work tag and bucket. ``tags``: all work tags of the run."""
+    return consumer_name(WORKER, f"{places(tags)[tag]}.{bucket}")
 
 
 def control_streams() -> tuple[StreamSpec, StreamSpec]:
@@ -58,22 +64,22 @@ def run_streams(run: str, *, max_bytes: int = -1) -> list[StreamSpec]:
 
 def run_consumers(run: str, *, envs: Sequence[str], shards: int, tags: Sequence[str], buckets: int) -> list[ConsumerSpec]:
     """Every consumer of a run. Filters are never edited afterwards."""
-    parts: Mapping[Service, Sequence[str]] = {
-        SCHEDULER: ("",),
-        RUNNER: tuple(envs),
-        MANAGER: tuple(str(shard) for shard in range(shards)),
-        WORKER: tuple(f"{tag}.{bucket}" for tag in tags for bucket in range(buckets)),
-        TRAINER: ("",),
+    by_name: Mapping[Service, Mapping[str, str]] = {
+        SCHEDULER: {consumer_name(SCHEDULER): ""},
+        RUNNER: {consumer_name(RUNNER, env): env for env in envs},
+        MANAGER: {consumer_name(MANAGER, str(shard)): str(shard) for shard in range(shards)},
+        WORKER: {generation_consumer(tags, tag, bucket): f"{tag}.{bucket}" for tag in tags for bucket in range(buckets)},
+        TRAINER: {consumer_name(TRAINER): ""},
     }
     return [
         ConsumerSpec(
             stream=queue_stream(queue.service, run),
-            name=consumer_name(queue.service, part),
+            name=name,
             filters=[f.format(run=run, part=part, part_subject=part) for f in queue.consumer_filters],
             prioritized=queue.prioritized,
         )
         for queue in QUEUES
-        for part in parts[queue.service]
+        for name, part in by_name[queue.service].items()
     ]
 
 

@@ -132,3 +132,5 @@ class WeightsLoaded(Event):
     """While nothing was sampled because of it. What a device was lent to training is not part of it: see the roles."""
     num_frozen: int
     """Generations that were held over the change."""
+    node: str = ""
+    """Where the worker is: what ties its generations to a device. Empty: a writer of before this field."""
