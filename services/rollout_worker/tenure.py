@@ -6,12 +6,14 @@ join ─▶ prepare (wait for weights; no device) ─▶ start (device held) ─
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from seamlessflow.contracts import Lease
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 
@@ -79,10 +81,15 @@ class Tenure:
         assert self.sampler is not None
         self.sampler.accept()
 
-    async def pull(self, tags: tuple[str, ...], owned: tuple[int, ...]) -> None:
-        """Pull generations of these tags: of the ``owned`` affinity buckets first of all nodes, of the others as a backup."""
+    @property
+    def num_taken(self) -> Counter[int]:
+        """Generations that were pulled, by the priority of the pull."""
+        return Counter() if self._pulls is None else self._pulls.num_taken
+
+    async def pull(self, lease: Lease) -> None:
+        """Pull generations of the lease's tags: of its affinity buckets first of all nodes, of the others as a backup."""
         assert self._pulls is not None
-        await self._pulls.open(parts_of(tags, self.config.fleet.buckets, owned))
+        await self._pulls.open(parts_of(lease, self.config.work_tags, self.config.fleet.buckets))
 
     def stop_pulling(self) -> None:
         if self._pulls is not None:
@@ -116,7 +123,7 @@ class Tenure:
         await asyncio.to_thread(self._versions.clear)
 
     async def _start_engine(self, fetched: Fetched) -> None:
-        context, worker = self._context, self._settings.instance
+        context, worker, node = self._context, self._settings.instance, self._settings.node
         engine = self._build(self.config, self._settings, fetched.folder)
         try:
             await engine.start(fetched.folder, weights_version=fetched.weights_version)
@@ -142,14 +149,17 @@ class Tenure:
             self._versions,
             run=self.run,
             worker=worker,
+            node=node,
             num_held=lambda: sampler.num_held,
             on_thaw=lambda: sampler.activity.note(0),
             fetched=fetched,
             deadlines={**DEADLINE_SECONDS, Step.FETCH: self._settings.fetch_seconds},
         )
         self.engine, self.sampler, self._follower = engine, sampler, follower
-        self._pulls = Pulls(context.bus, self.run, sampler.handle, engine.num_slots)
-        await say_loaded(context.speaker, self.run, worker, fetched, pause_seconds=0.0, num_frozen=0)
+        # However much room the engine says it has: what it held beyond its share, others would wait for.
+        num_slots = min(engine.num_slots, self.config.fleet.slots)
+        self._pulls = Pulls(context.bus, self.run, sampler.handle, num_slots)
+        await say_loaded(context.speaker, self.run, worker, fetched, node=node, pause_seconds=0.0, num_frozen=0)
         self._following = asyncio.create_task(follower.run())
         self._following.add_done_callback(self._on_follower_done)
 

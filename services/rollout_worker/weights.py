@@ -47,7 +47,7 @@ class Ready:
 
 
 async def say_loaded(
-    speaker: Speaker, run: str, worker: str, fetched: Fetched, *, pause_seconds: float, num_frozen: int
+    speaker: Speaker, run: str, worker: str, fetched: Fetched, *, node: str, pause_seconds: float, num_frozen: int
 ) -> None:
     """Log and say WeightsLoaded. A journal that is away costs the event, not the sampling."""
     facts = {
@@ -58,7 +58,7 @@ async def say_loaded(
     }
     log.info("weights.loaded", run=run, **facts)
     try:
-        await speaker.say(WeightsLoaded.model_validate({"run": run, "worker": worker, **facts}))
+        await speaker.say(WeightsLoaded.model_validate({"run": run, "worker": worker, "node": node, **facts}))
     except SeamlessFlowError as wrong:
         log.warning("weights.load_not_said", run=run, weights_version=fetched.weights_version, reason=str(wrong))
 
@@ -79,14 +79,15 @@ class WeightsFollower:
         *,
         run: str,
         worker: str,
+        node: str,
         num_held: Callable[[], int],
         on_thaw: Callable[[], None],
         fetched: Fetched | None = None,
         deadlines: Mapping[Step, float] = DEADLINE_SECONDS,
     ) -> None:
         self._engine, self._bus, self._speaker, self._versions = engine, bus, speaker, versions
-        self._run, self._worker, self._num_held, self._deadlines = run, worker, num_held, deadlines
-        self._on_thaw, self._fetched = on_thaw, fetched
+        self._run, self._worker, self._node, self._num_held = run, worker, node, num_held
+        self._deadlines, self._on_thaw, self._fetched = deadlines, on_thaw, fetched
         self._is_frozen = False
         self._is_asleep = False
         self._fetching = asyncio.Lock()
@@ -238,5 +239,11 @@ class WeightsFollower:
 
     async def _say_loaded(self, ready: Ready, pause_seconds: float, num_held: int) -> None:
         await say_loaded(
-            self._speaker, self._run, self._worker, ready.fetched, pause_seconds=pause_seconds, num_frozen=num_held
+            self._speaker,
+            self._run,
+            self._worker,
+            ready.fetched,
+            node=self._node,
+            pause_seconds=pause_seconds,
+            num_frozen=num_held,
         )

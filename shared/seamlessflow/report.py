@@ -7,7 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from .lanes import Lanes
 from .ledger import Ledger
+from .pictures.png import svg
 from .run_view import RunView
 
 _STYLE = """
@@ -16,14 +18,13 @@ h1{margin-bottom:.1em} .lead{font-size:1.25em} table{border-collapse:collapse;ma
 td,th{padding:.25em .9em;border-bottom:1px solid #d8dee4;text-align:right} td:first-child,th:first-child{text-align:left}
 figure{margin:1.5em 0} figcaption{color:#57606a} svg{max-width:100%;height:auto}
 """
-_ROLE_COLOURS = {"rollout": "#2f81f7", "train": "#fb8f44", "idle": "#d0d7de", "serve": "#8ddb8c"}
 
 
-def write_report(path: Path, view: RunView, ledger: Ledger, summary: dict[str, Any]) -> None:
+def write_report(path: Path, view: RunView, ledger: Ledger, summary: dict[str, Any], lanes: Lanes) -> None:
     """Write the report. Needs matplotlib (extra ``report``)."""
     figures = [
         ("Reward of sampled answers, per step and agent", _reward_curve(view)),
-        ("What each device did", _roles(view)),
+        ("What each device did (to look closer: seamlessflow gantt)", svg(lanes) if lanes.spans else ""),
         ("Age of trained tokens, in optimiser steps", _staleness(view)),
         ("Trainer against engine: mean absolute logprob gap at equal weights, and gradient norm", _health(view)),
     ]
@@ -82,24 +83,6 @@ def _reward_curve(view: RunView) -> str:
         axes.plot([r.step for r in rows], [r.metrics[name] for r in rows], marker=".", label=name.removeprefix("reward/"))
     axes.set(xlabel="step", ylabel="mean reward")
     axes.legend()
-    return _svg(figure)
-
-
-def _roles(view: RunView) -> str:
-    spans = [s for s in view.role_spans if s[1] in ("rollout", "train", "idle")]
-    if not spans or view.started is None:
-        return ""
-    nodes = sorted({node for node, *_ in spans})
-    figure, axes = _axes(0.9 + 0.5 * len(nodes))
-    end = view.ended_at or view.last_time or 0.0
-    for node, role, since, until in spans:
-        axes.broken_barh(
-            [(since - view.started, (until or end) - since)], (nodes.index(node) - 0.4, 0.8), facecolors=_ROLE_COLOURS[role]
-        )
-    axes.set(xlabel="seconds since the run began", yticks=range(len(nodes)), yticklabels=nodes)
-    from matplotlib.patches import Patch
-
-    axes.legend(handles=[Patch(color=_ROLE_COLOURS[r], label=r) for r in ("rollout", "train", "idle")], ncols=3, fontsize=8)
     return _svg(figure)
 
 

@@ -79,8 +79,6 @@ class RunView:
     failures: list[str] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     roles: dict[str, tuple[Role, str]] = field(default_factory=dict)
-    role_spans: list[tuple[str, str, float, float | None]] = field(default_factory=list)
-    """(node, role, from, to): what each node was assigned, for the report."""
     pauses: list[tuple[float, float]] = field(default_factory=list)
     """(time, seconds) in which an engine loaded weights while nothing was sampled."""
     fetch_seconds: float = 0.0
@@ -168,7 +166,7 @@ class RunView:
                 self.pauses.append((time, event.pause_seconds))
                 self.fetch_seconds += event.fetch_seconds
             case RoleAssigned():
-                self._on_role(event, time)
+                self.roles[event.node] = (event.role, event.reason)
             case RoleTaken():
                 self.roles[event.node] = (self.roles.get(event.node, (Role.IDLE, ""))[0], f"held by {event.service}")
             case DeadLetter():
@@ -190,12 +188,3 @@ class RunView:
                 with suppress(BadInput):  # the trainer masks what no version explains
                     ages[self.version_steps.age(version, event.step - 1)] += count
         self.steps.append(StepRow(event.step, event.line, event.weights_version, time, dict(event.metrics), ages))
-
-    def _on_role(self, event: RoleAssigned, time: float) -> None:
-        self.roles[event.node] = (event.role, event.reason)
-        for index in range(len(self.role_spans) - 1, -1, -1):
-            node, role, since, until = self.role_spans[index]
-            if node == event.node and until is None:
-                self.role_spans[index] = (node, role, since, time)
-                break
-        self.role_spans.append((event.node, event.role.value, time, None))

@@ -3,8 +3,6 @@
 from seamlessflow.contracts import (
     EpisodeOrigin,
     EpisodeStatus,
-    Role,
-    RoleAssigned,
     RunEnded,
     RunStarted,
     Sample,
@@ -95,17 +93,6 @@ def _segment(tokens):
         run="r", episode="e", generation="g", shard=0, nonce="n", start=0, token_ids=[1] * tokens, logprobs=[-1.0] * tokens,
         weights_version=0,
     )  # fmt: skip
-
-
-def test_roles_become_spans_without_gaps():
-    """Each assignment ends the one before it, for its own node only."""
-
-    def assigned(epoch, role):
-        return RoleAssigned(run="r", node="n", epoch=epoch, role=role, tags=(), reason="because")
-
-    view = view_of(assigned(1, Role.ROLLOUT), assigned(2, Role.TRAIN), assigned(3, Role.ROLLOUT))
-
-    assert view.role_spans == [("n", "rollout", 0.0, 1.0), ("n", "train", 1.0, 2.0), ("n", "rollout", 2.0, None)]
 
 
 def test_pauses_and_the_end_are_kept():

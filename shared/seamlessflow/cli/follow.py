@@ -24,6 +24,7 @@ from ..contracts import (
     StepTaken,
 )
 from ..errors import ConfigError, SeamlessFlowError
+from ..lanes import LanesFold
 from ..ledger import LedgerFold
 from ..run_config import RunConfig
 from ..run_view import RunView
@@ -47,6 +48,7 @@ class Follower:
     def __init__(self, run: str, config: RunConfig, folder: Folder, console: Console) -> None:
         self.view = RunView()
         self.ledger = LedgerFold()
+        self.lanes = LanesFold()
         self.up_to_date = asyncio.Event()
         """The run has started, and everything its journal held when we came has been seen."""
         self._run, self._config, self._folder, self._console = run, config, folder, console
@@ -88,6 +90,7 @@ class Follower:
             seen = record.seq
             self.view.apply(event, record.time)
             self.ledger.add(event)
+            self.lanes.apply(event, record.time)
             if isinstance(event, StepTaken):
                 metrics.add(event, record.time)
             self._print_milestone(event, record.time)

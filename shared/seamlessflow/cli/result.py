@@ -51,7 +51,7 @@ async def finish(
     except (SeamlessFlowError, OSError) as wrong:
         notes.append(f"the weights were not copied here: {wrong}")
     try:
-        await asyncio.to_thread(write_report, folder.path / "report.html", view, found, summary)
+        await asyncio.to_thread(write_report, folder.path / "report.html", view, found, summary, follower.lanes.lanes(run))
     except (ImportError, OSError) as wrong:
         notes.append(f"report.html was not written: {wrong}")
     _print(console, summary, found, folder)
