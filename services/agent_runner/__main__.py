@@ -45,7 +45,7 @@ async def main(arguments: Sequence[str] = ()) -> None:
     hide_secrets()  # agents have the same user: they could read our environment and memory
     settings = RunnerSettings(gateway_only=True) if parser().parse_args(arguments).gateway_only else RunnerSettings()
     forget_environment()
-    async with open_context(Service.AGENT_RUNNER, settings, capabilities=("serve",)) as context:
+    async with open_context(Service.AGENT_RUNNER, settings, capabilities=settings.announced("serve")) as context:
         await AgentRunner(context, settings).run()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import Field, field_validator, model_validator
 
 from seamlessflow.contracts import Service
-from seamlessflow.settings import Settings, own_node
+from seamlessflow.device_settings import TagSettings
+from seamlessflow.settings import own_node
 
 
-class RunnerSettings(Settings):
+class RunnerSettings(TagSettings):
     """What the agent-runner wants to know beyond the settings of every service."""
 
     node: str = Field(default_factory=own_node(Service.AGENT_RUNNER))

@@ -9,7 +9,9 @@ from .service import RolloutWorker
 
 async def main() -> None:
     settings = WorkerSettings()
-    async with open_context(Service.ROLLOUT_WORKER, settings, capabilities=settings.capabilities) as context:
+    hardware = settings.found_hardware()
+    async with open_context(Service.ROLLOUT_WORKER, settings, capabilities=settings.announced("rollout")) as context:
+        context.presence.update(hardware=hardware)
         await RolloutWorker(context, settings).run()
 
 

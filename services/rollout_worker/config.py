@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from seamlessflow.settings import Settings
+from seamlessflow.device_settings import DeviceSettings
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(DeviceSettings):
     """Settings of one rollout-worker."""
 
-    capabilities: tuple[str, ...] = ("rollout",)
-    """What this node can do, as a JSON list: ``["rollout", "h800"]``. The scheduler gives tags among these."""
     torch_threads: int | None = None
     """Threads of the engine's arithmetic. None: all cores."""
     stall_seconds: float = 180.0

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from seamlessflow.bus.base import Bus, Delivery, Handler, Subscription
-from seamlessflow.contracts import Service
-from seamlessflow.contracts.streams import consumer_name, queue_stream
+from seamlessflow.contracts import Lease, Service
+from seamlessflow.contracts.streams import generation_consumer, queue_stream
+from seamlessflow.telemetry import count
 
-OWNER_PRIORITY, BACKUP_PRIORITY = 0, 1
-"""A backup gets what the owner has no room for, and everything when the owner is gone or lent to training."""
+OWNER_PRIORITY, BACKUP_PRIORITY, LENT_PRIORITY = 0, 1, 2
+"""A backup gets what the owner has no room for, and everything when the owner is gone or trains; a node that is lent by
+training, and will be called back, what is left then."""
+_WORDS = {OWNER_PRIORITY: "owner", BACKUP_PRIORITY: "backup", LENT_PRIORITY: "lent"}
 
 
-def parts_of(tags: Iterable[str], num_buckets: int, owned: Iterable[int]) -> dict[str, int]:
-    """Consumer parts of the tags a lease names, each with the priority of this node's pull."""
-    mine = frozenset(owned)
-    priority = [OWNER_PRIORITY if bucket in mine else BACKUP_PRIORITY for bucket in range(num_buckets)]
-    return {f"{tag}.{bucket}": priority[bucket] for tag in tags for bucket in range(num_buckets)}
+def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int) -> dict[str, int]:
+    """Consumers of the tags a lease names, each with the priority of this node's pull.
+
+    work_tags: all of the run, in the order in which the lease counts its buckets.
+    """
+    owned, other = frozenset(lease.buckets), LENT_PRIORITY if lease.lent else BACKUP_PRIORITY
+    return {
+        generation_consumer(work_tags, tag, bucket): OWNER_PRIORITY if place * num_buckets + bucket in owned else other
+        for place, tag in enumerate(work_tags)
+        if tag in lease.tags
+        for bucket in range(num_buckets)
+    }
 
 
 OWNER_WEIGHT = 4
@@ -49,13 +60,15 @@ class Pulls:
 
     def __init__(self, bus: Bus, run: str, handler: Handler, num_slots: int) -> None:
         self._bus, self._run, self._handler, self._num_slots = bus, run, handler, num_slots
+        self.num_taken: Counter[int] = Counter()
+        """Deliveries by the priority of the pull that brought them."""
         self._pulls: dict[str, _Pull] = {}
         self._leaving: dict[asyncio.Task[None], _Pull] = {}
         """A pull that was left takes slots until its last handler has ended, and its task with it."""
         self._is_open = False
 
     async def open(self, parts: Mapping[str, int]) -> None:
-        """Pull from exactly these parts, each with its priority. What runs from others is finished, not handed back."""
+        """Pull from exactly these consumers, each with its priority. What runs from others is finished, not handed back."""
         for part in [part for part, pull in self._pulls.items() if parts.get(part) != pull.priority]:
             self._leave(self._pulls.pop(part))
         self._is_open = True
@@ -76,10 +89,12 @@ class Pulls:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def _join(self, part: str, priority: int) -> None:
-        stream, consumer = queue_stream(Service.ROLLOUT_WORKER, self._run), consumer_name(Service.ROLLOUT_WORKER, part)
+        stream = queue_stream(Service.ROLLOUT_WORKER, self._run)
 
         async def on_delivery(delivery: Delivery) -> None:
             pull.num_running += 1
+            self.num_taken[priority] += 1
+            count("generations_taken", _WORDS[priority])
             self._share_if_many()
             try:
                 await self._handler(delivery)
@@ -87,7 +102,7 @@ class Pulls:
                 pull.num_running -= 1
                 self._share_if_many()
 
-        pull = _Pull(await self._bus.consume(stream, consumer, on_delivery, credit=0, priority=priority), priority)
+        pull = _Pull(await self._bus.consume(stream, part, on_delivery, credit=0, priority=priority), priority)
         self._pulls[part] = pull
 
     def _leave(self, pull: _Pull) -> None:

@@ -116,7 +116,7 @@ class RolloutWorker:
             case Move.TAKE:
                 await self._take(tenure, lease)
             case Move.PULL:
-                await tenure.pull(lease.tags, lease.buckets)
+                await tenure.pull(lease)
 
     async def _join(self, lease: Lease) -> None:
         assert lease.run is not None
@@ -132,7 +132,7 @@ class RolloutWorker:
             on_engine_death=self._on_engine_death,
             pace=self._pace,
         )
-        self._context.presence.update(slots=config.fleet.slots)
+        self._context.presence.update(slots=config.fleet.slots, engine=config.model.engine)
 
     async def _take(self, tenure: Tenure, lease: Lease) -> None:
         await self._unless_newer(tenure.prepare())

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from seamlessflow.bus.base import PROGRESS_SECONDS
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.runtime import Context
+from seamlessflow.telemetry import count
 
 from .config import WorkerSettings
-from .engines.base import EngineError
+from .engines.base import CountsPrefixes, Engine, EngineError, PrefixUse
 from .meter import Meter
+from .pulls import OWNER_PRIORITY
 from .tenure import Tenure
 
 OBSERVE_SECONDS = 1.0
@@ -29,7 +33,7 @@ class Watchman:
         on_engine_death: Callable[[EngineError], None],
     ) -> None:
         self._context, self._settings, self._tenure, self._on_engine_death = context, settings, tenure, on_engine_death
-        self._meter = Meter()
+        self._meter, self._counted = Meter(), PrefixUse()
 
     async def observe(self) -> None:
         """Show facts in the presence and notice an engine that hangs, every second until cancelled."""
@@ -56,7 +60,26 @@ class Watchman:
             "weights_version": tenure.engine.weights_version,
             "tokens_per_second": round(self._meter.tokens_per_second(num_tokens, now), 1),
             "generations": tenure.sampler.num_held,
+            **self._affinity(tenure.engine, tenure.num_taken),
         }
+
+    def _affinity(self, engine: Engine, num_taken: Counter[int]) -> dict[str, float]:
+        """Share of prompt tokens that the engine's cache held; of an engine that does not tell, of generations that came to the
+        owner of their bucket. Since the run was joined; empty before anything came."""
+        use = engine.prefix_use if isinstance(engine, CountsPrefixes) else None
+        if use is not None:
+            self._count(use)
+        if use is not None and use.prompt_tokens:
+            return {"affinity_hit_rate": round(use.cached_tokens / use.prompt_tokens, 3)}
+        if use is None and num_taken:
+            return {"affinity_hit_rate": round(num_taken[OWNER_PRIORITY] / num_taken.total(), 3)}
+        return {}
+
+    def _count(self, use: PrefixUse) -> None:
+        before = self._counted if use.prompt_tokens >= self._counted.prompt_tokens else PrefixUse()  # else a new engine
+        count("prompt_tokens", number=use.prompt_tokens - before.prompt_tokens)
+        count("cached_prompt_tokens", number=use.cached_tokens - before.cached_tokens)
+        self._counted = replace(use)
 
     def _check(self, tenure: Tenure) -> None:
         assert tenure.sampler is not None

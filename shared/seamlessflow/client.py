@@ -9,8 +9,8 @@ async with Client.open("nats://127.0.0.1:4222", "s3://bucket/runs") as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 import nats.errors
@@ -18,10 +18,12 @@ import nats.errors
 from .blobs import BLOB_HEADER, Store
 from .bus.base import Bus, Record, StreamSpec
 from .bus.jetstream import connect
-from .codec import unpack_record
+from .codec import pack_record, unpack_record
 from .contracts import (
     Event,
+    NodeOrder,
     NodeStatus,
+    RoleAssigned,
     RunRequested,
     RunStarted,
     RunState,
@@ -32,9 +34,9 @@ from .contracts import (
 )
 from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject_of
 from .contracts.fleet import Lease
-from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, RUNS_BUCKET
+from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, ORDERS_BUCKET, RUNS_BUCKET
 from .contracts.streams import control_streams, journal
-from .errors import ConfigError, MalformedMessage, Unavailable
+from .errors import ConfigError, MalformedMessage, SequenceMismatch, Unavailable
 from .run_config import RunConfig, parse_run_config
 from .runtime.speaker import Speaker
 from .secrecy import without_password
@@ -156,11 +158,44 @@ class Client:
 
     async def nodes(self) -> list[tuple[NodeStatus, Lease | None]]:
         """Who is there now, and what each node may do."""
-        leases = {
-            e.key: unpack_record(Lease, e.value) for e in await (await self.bus.kv(LEASES_BUCKET)).entries() if _is_node(e.key)
-        }
+        leases = await self.leases()
         present = [unpack_record(NodeStatus, e.value) for e in await (await self.bus.kv(NODES_BUCKET)).entries()]
         return [(status, leases.get(status.node)) for status in sorted(present, key=lambda s: (s.node, s.service))]
+
+    async def leases(self) -> dict[str, Lease]:
+        """What each node may do, by name, of nodes that are not there, too."""
+        entries = await (await self.bus.kv(LEASES_BUCKET)).entries()
+        return {entry.key: unpack_record(Lease, entry.value) for entry in entries if _is_node(entry.key)}
+
+    async def orders(self) -> dict[str, NodeOrder]:
+        """What people ordered of nodes by hand, of nodes that are not there, too."""
+        return {e.key: unpack_record(NodeOrder, e.value) for e in await (await self.bus.kv(ORDERS_BUCKET)).entries()}
+
+    async def order(self, node: str, change: Callable[[NodeOrder], NodeOrder]) -> NodeOrder:
+        """Change what is ordered of a node; returns what stands then. Two people at once both get their way."""
+        bucket = await self.bus.kv(ORDERS_BUCKET)
+        while True:
+            entry = await bucket.get(node)
+            before = NodeOrder() if entry is None else unpack_record(NodeOrder, entry.value)
+            after = change(before)
+            if after == before:
+                return after
+            with suppress(SequenceMismatch):
+                if entry is None:
+                    await bucket.create(node, pack_record(after))
+                else:
+                    await bucket.update(node, pack_record(after), entry.revision)
+                return after
+
+    async def assignments(self, node: str) -> list[tuple[Record, RoleAssigned]]:
+        """Roles that a node was given in the runs whose journals exist, in order of time."""
+        found = []
+        for run in await self.runs():
+            async for record in self.bus.read(journal(run), filters=(subject_filter(RoleAssigned, run=run, node=node),)):
+                event = await self._speaker.open(record)
+                if isinstance(event, RoleAssigned):
+                    found.append((record, event))
+        return sorted(found, key=lambda pair: pair[0].time)
 
 
 def _is_node(key: str) -> bool:

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .contracts import partition
 from .contracts.base import Token
+from .contracts.tags import MAX_WORK_TAGS, ROLES, ROLLOUT_TAG, canonical, component, work_tag
 from .errors import ConfigError
+from .tag_rules import parse_rule
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -109,6 +111,21 @@ class AgentSection(Section):
     """Run each entrypoint in a brand-new interpreter, instead of forking it from a clean one that imported its module."""
     share: PositiveInt = 1
     """How many of every sum-of-shares tasks go to this agent."""
+    tag: str = ROLLOUT_TAG
+    """What a node must have to sample for its calls: components joined by "+", as in ``h800`` or ``h800+prefill``. ``rollout``
+    is always among them, written or not."""
+    needs: str | None = None
+    """What an agent-runner's node must have to run it, joined likewise, as in ``browser``. None: any will do."""
+
+    @field_validator("tag")
+    @classmethod
+    def _spelled_in_one_way(cls, tag: str) -> str:
+        return work_tag(tag)
+
+    @field_validator("needs")
+    @classmethod
+    def _are_tags(cls, needs: str | None) -> str | None:
+        return None if needs is None else canonical(needs)
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> AgentSection:
@@ -163,6 +180,9 @@ class AlgorithmSection(Section):
     """Truncation of the per-token ratio between trainer and engine."""
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Tokens sampled more optimiser steps ago are masked; groups are admitted so that few get that old."""
+    begin_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A step begins when this share of its groups is there; the others are taken as they come while it learns, and what has
+    not come a minute after the one before is left for the next step. For fleets in which others sample during a step."""
     drop_zero_variance: bool = True
     """Drop groups in which every reward is equal, and sample others instead (every step has its full share of groups that
     teach). False: they count as groups of the step, and cost it no gradients (steps come at a steady pace)."""
@@ -178,11 +198,40 @@ class AlgorithmSection(Section):
     """Sampled tokens beyond this position are masked as too_long."""
 
 
+POLICIES = ("multiplexed", "colocated", "disaggregated", "auto")
+
+
+class TagRuleSection(Section):
+    """A tag for every node whose hardware is so."""
+
+    tag: str
+    """One component, such as ``prefill``."""
+    when: str
+    """One comparison of ``flops``, ``bandwidth`` and ``memory`` (a second, bytes a second, bytes) or a quotient of two of them:
+    ``flops/bandwidth > 250``. Nodes whose facts are not known do not fulfil it."""
+
+    @field_validator("tag")
+    @classmethod
+    def _no_role(cls, tag: str) -> str:
+        if tag in ROLES:
+            raise ValueError(f"{tag} is announced by processes, no rule can give it")
+        return component(tag)
+
+    @field_validator("when")
+    @classmethod
+    def _a_comparison(cls, when: str) -> str:
+        parse_rule(when)
+        return when
+
+
 class FleetSection(Section):
     """How devices are shared, and how work is cut up."""
 
-    policy: Literal["multiplexed", "colocated", "disaggregated"] = "multiplexed"
-    """Who holds a device when: see docs/lifecycles.md."""
+    policy: str = "multiplexed"
+    """Who holds a device when: multiplexed, colocated, disaggregated or auto (docs/lifecycles.md), or one's own
+    ``module:function``, which the scheduler imports."""
+    train_nodes: PositiveInt = 1
+    """Nodes that take a step together, at most. The torch learner takes its steps alone, on one node."""
     slots: PositiveInt = 32
     """Generations side by side on one rollout-worker."""
     agents: PositiveInt = 32
@@ -192,10 +241,19 @@ class FleetSection(Section):
     buckets: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
     """Affinity buckets per tag. The episodes of a group share one, and each has one worker as its owner, whose prefix cache
     they find: as many as there are workers, or a small multiple. Fewer than workers: all workers share all evenly."""
+    tag_rules: tuple[TagRuleSection, ...] = ()
+    """Tags that nodes have for this run because of what their hardware is."""
     max_attempts: PositiveInt = 3
     """Attempts at an episode before it counts as failed. One lost with its runner is repeated beyond that, up to 10 in all."""
     journal_bytes: int = -1
     """Limit of the journal; admission stops at 80 % of it. -1: none."""
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, policy: str) -> str:
+        if policy not in POLICIES and ":" not in policy:
+            raise ValueError(f"must be {', '.join(POLICIES)}, or module:function")
+        return policy
 
 
 class CheckpointSection(Section):
@@ -238,11 +296,24 @@ class RunConfig(Section):
         tags = [agent.env for agent in agents]
         if len(set(tags)) != len(tags):
             raise ValueError(f"every agent needs an env of its own, got {tags}")
+        if len(work_tags := sorted({agent.tag for agent in agents})) > MAX_WORK_TAGS:
+            raise ValueError(f"agents may have up to {MAX_WORK_TAGS} different tags, got {', '.join(work_tags)}")
         return agents
+
+    @model_validator(mode="after")
+    def _somebody_samples_during_a_step(self) -> RunConfig:
+        if self.algorithm.begin_share < 1 and self.fleet.policy == "colocated":
+            raise ValueError("algorithm.begin_share must be 1 where fleet.policy is colocated: nobody samples during a step")
+        return self
 
     @property
     def envs(self) -> tuple[str, ...]:
         return tuple(agent.env for agent in self.agents)
+
+    @property
+    def work_tags(self) -> tuple[str, ...]:
+        """Tags of the run's generations, in alphabetical order."""
+        return tuple(sorted({agent.tag for agent in self.agents}))
 
     def agent(self, env: str) -> AgentSection | None:
         """The agent of an environment tag, or None."""
@@ -301,6 +372,7 @@ def _section_of(location: tuple[Any, ...]) -> list[str]:
         "evaluation": EvaluationSection,
     }  # fmt: skip
     kind = sections.get(str(location[0])) if len(location) > 1 else RunConfig
+    kind = TagRuleSection if location[:2] == ("fleet", "tag_rules") else kind
     return list(kind.model_fields) if kind else []
 
 

@@ -15,6 +15,11 @@ def _host_token() -> str:
     return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40] or "node"
 
 
+def default_instance(pid: int) -> str:
+    """Name of a process of this machine."""
+    return f"{_host_token()}-{pid}"
+
+
 def own_node(service: str) -> Callable[[], str]:
     """Default node of a service that is no device: a node of its own, so that it shares no lease with its host's device."""
     return lambda: f"{_host_token()}-{service}"
@@ -31,7 +36,7 @@ class Settings(BaseSettings):
     """Any fsspec URL all services can reach: weights, checkpoints, large messages."""
     node: str = Field(default_factory=_host_token)
     """The machine or slice of it this process runs on; processes that share a device share the node."""
-    instance: str = Field(default_factory=lambda: f"{_host_token()}-{os.getpid()}")
+    instance: str = Field(default_factory=lambda: default_instance(os.getpid()))
     """This very process; new at each start."""
     work_dir: Path = Field(default_factory=lambda: Path.cwd() / "runs" / "work")
     """Local scratch: device locks, fetched weights, agents' folders."""

@@ -25,6 +25,9 @@ COUNTED = {
     "events_dead": "Deliveries that became dead letters.",
     "forks": "Calls that could not go on from the exact tokens of an earlier turn, by cause; repeated deliveries included.",
     "reprefilled_tokens": "Tokens that engines had to be fed again because of forks, by cause.",
+    "generations_taken": "Generations that came to a worker as the owner of their affinity bucket, as a backup, or lent.",
+    "prompt_tokens": "Tokens that sequences had when an engine began with them, or began again.",
+    "cached_prompt_tokens": "Those of them that its prefix cache held.",
     "answers_unlike_their_deltas": "Answers whose text does not begin with what was streamed of it.",
 }
 _counts: Counter[tuple[str, str]] = Counter()

@@ -238,6 +238,62 @@ async def test_the_owner_is_served_first_the_backup_takes_the_overflow_and_the_i
     finish.set()
 
 
+async def test_of_three_that_pull_each_gets_what_those_before_it_have_no_room_for(world, eventually):
+    """Owner, backup, and a node that is lent and will be called back."""
+    bus = await world.with_queue(prioritized=True)
+    taken: list[str] = []
+    finish = asyncio.Event()
+
+    def worker(name: str):
+        async def handle(delivery: Delivery) -> None:
+            taken.append(name)
+            await finish.wait()
+            await delivery.ack()
+
+        return handle
+
+    for name, priority in (("lent", 2), ("backup", 1), ("owner", 0)):
+        client = await world.client()
+        await client.consume(world.queue, "c", worker(name), credit=2, priority=priority)
+    await asyncio.sleep(0.1)
+    for count in range(1, 7):
+        await world.publish_many(bus, 1)
+        await eventually(lambda count=count: len(taken) == count)
+
+    assert taken == ["owner", "owner", "backup", "backup", "lent", "lent"]
+    finish.set()
+
+
+async def test_what_was_handed_back_comes_before_what_was_never_delivered(world, eventually):
+    """So long generations, which are those that move, are begun again first; what is new waits."""
+    bus = await world.with_queue()
+    handled: list[tuple[bytes, int]] = []
+
+    async def handle(delivery: Delivery) -> None:
+        handled.append((delivery.payload, delivery.num_delivered))
+        await delivery.ack()
+
+    payloads = await world.publish_many(bus, 6)
+    held: list[Delivery] = []
+
+    async def hold(delivery: Delivery) -> None:
+        held.append(delivery)
+        await asyncio.Event().wait()
+
+    first = await world.client()
+    await first.consume(world.queue, "c", hold, credit=2)
+    await eventually(lambda: len(held) == 2)
+    for delivery in held:
+        await delivery.nak()
+    await first.abort()
+    await asyncio.sleep(0.05)
+    await bus.consume(world.queue, "c", handle, credit=1)
+
+    await eventually(lambda: len(handled) == 6)
+    assert sorted(payload for payload, _ in handled[:2]) == payloads[:2]
+    assert [number for _, number in handled] == [2, 2, 1, 1, 1, 1]
+
+
 async def test_leaving_under_load_strands_nothing(world, inbox, eventually):
     """Twenty nodes come and go while messages flow; with an ack_wait of a minute a stranded one would be missed."""
     bus, nodes = await world.with_queue(ack_wait_seconds=60), await world.client()

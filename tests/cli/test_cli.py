@@ -20,7 +20,10 @@ def command(*arguments, cwd, env=None):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", ["up", "train", "submit", "stop", "status", "ledger", "nodes", "replay", "doctor"])
+@pytest.mark.parametrize(
+    "verb",
+    ["up", "train", "submit", "stop", "status", "ledger", "nodes", "why", "tag", "untag", "drain", "gantt", "replay", "doctor"],
+)
 def test_every_verb_explains_itself(verb, tmp_path):
     """--help answers for each."""
     shown = command(verb, "--help", cwd=tmp_path)
@@ -41,6 +44,8 @@ def test_every_verb_explains_itself(verb, tmp_path):
         (("nodes", "--nats", "."), "no `seamlessflow up` is running in this folder"),
         (("status", "ghost"), "no folder runs/ghost"),
         (("nodes",), "say which with --nats"),
+        (("gantt", "ghost"), "no folder runs/ghost"),
+        (("gantt", "ghost", "--from", "5", "--to", "5"), "there is nothing between the two"),
         (("replay", "ghost", "--service", "trainer"), "cannot be replayed yet"),
     ],
 )

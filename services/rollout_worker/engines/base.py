@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from seamlessflow.errors import BadInput, Unavailable
 
@@ -61,6 +61,24 @@ class Chunk:
     logprobs: tuple[float, ...]
     weights_version: int
     finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class PrefixUse:
+    """How much of what an engine was fed it had already, counted since its start."""
+
+    prompt_tokens: int = 0
+    """Tokens that sequences had when the engine began with them, or began again after its cache was freed."""
+    cached_tokens: int = 0
+    """Those of them whose keys and values were there."""
+
+
+@runtime_checkable
+class CountsPrefixes(Protocol):
+    """An engine that knows its ``PrefixUse``; others share no prefixes, or do not tell."""
+
+    @property
+    def prefix_use(self) -> PrefixUse: ...
 
 
 class Engine(Protocol):

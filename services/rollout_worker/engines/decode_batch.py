@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.rollout_worker.engines.base import Finish, SamplingParams
+from services.rollout_worker.engines.base import Finish, PrefixUse, SamplingParams
 from services.rollout_worker.engines.causal_model import CausalModel
 from services.rollout_worker.engines.draws import Draws
 from services.rollout_worker.engines.row_attention import New
@@ -70,6 +70,7 @@ class DecodeBatch:
         self._cache: RowCache | None = None
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
+        self.prefix_use = PrefixUse()
 
     def __len__(self) -> int:
         return len(self._running) + len(self._waiting)
@@ -126,6 +127,8 @@ class DecodeBatch:
                 continue
             shared = cache.open_row(len(self._running), sequence.token_ids)
             self._running.append(sequence)
+            self.prefix_use.prompt_tokens += len(sequence.token_ids)
+            self.prefix_use.cached_tokens += shared
             room -= len(sequence.token_ids) - shared
         self._waiting.extendleft(reversed(passed_over))
 

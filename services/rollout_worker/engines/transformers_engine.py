@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from services.rollout_worker.engines.base import Chunk, EngineError, SamplingParams
+from services.rollout_worker.engines.base import Chunk, EngineError, PrefixUse, SamplingParams
 from services.rollout_worker.engines.decode_batch import DecodeBatch, Sequence
 from services.rollout_worker.engines.draws import Draws
 from services.rollout_worker.engines.engine_thread import EngineThread
@@ -38,6 +38,12 @@ class TransformersEngine(ModelFront):
     _jobs: AwaitedJobs
     _thread: EngineThread | None = None
     _failure: BaseException | None = None
+    _prefix_use = PrefixUse()
+
+    @property
+    def prefix_use(self) -> PrefixUse:
+        """Written by the engine's thread, read here: two numbers for people."""
+        return self._prefix_use
 
     @property
     def weights_version(self) -> int:
@@ -50,9 +56,11 @@ class TransformersEngine(ModelFront):
         self._vocab_size, self._weights_version, self._failure = model.vocab_size, weights_version, None
         self._jobs = AwaitedJobs()
         loop = asyncio.get_running_loop()
+        batch = DecodeBatch(model, num_slots=self._num_slots, max_tokens=self._max_context_tokens)
+        self._prefix_use = batch.prefix_use
         self._thread = EngineThread(
             model,
-            DecodeBatch(model, num_slots=self._num_slots, max_tokens=self._max_context_tokens),
+            batch,
             weights_version=weights_version,
             deliver=partial(call_in, loop, self._outbox.deliver),
             on_death=partial(call_in, loop, self._on_death),

@@ -1,4 +1,4 @@
-"""``seamlessflow status``, ``ledger`` and ``nodes``: look, change nothing."""
+"""``seamlessflow status`` and ``ledger``: look, change nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..client import Client
 from ..ledger import Ledger, LedgerFold
 from ..run_view import RunView
 from .options import NatsUrl, RunArgument, StoreUrl, program
-from .place import address_of, any_address, reach
+from .place import address_of, reach
 from .screen import make_console
 from .standing import how_to_go_on, is_served, standing
 from .submit import require_run
@@ -98,23 +98,3 @@ def ledger_table(found: Ledger) -> Table:
     for column, episodes, tokens in found.rows():
         table.add_row(column, f"{episodes:,}", f"{tokens:,}")
     return table
-
-
-def nodes(nats: NatsUrl = None) -> None:
-    """Who is there, what each can do, and what its node holds now."""
-
-    async def look() -> Table:
-        table = Table()
-        for name in ("node", "service", "can", "role", "run", "epoch", "state", "why"):
-            table.add_column(name)
-        async with Client.open(any_address(nats)) as client:
-            for seen, lease in await client.nodes():
-                held = (
-                    (lease.role.value, lease.run or "", str(lease.epoch), seen.state, lease.reason)
-                    if lease
-                    else ("", "", "", seen.state, "")
-                )
-                table.add_row(seen.node, seen.service, " ".join(seen.capabilities), *map(escape, held))
-        return table
-
-    make_console().print(asyncio.run(look()))

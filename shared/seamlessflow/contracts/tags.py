@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from functools import cache
 from typing import Annotated
 
 from pydantic import AfterValidator, WithJsonSchema
@@ -45,6 +46,7 @@ def work_tag(tag: str) -> str:
     return canonical(f"{tag}+{ROLLOUT_TAG}")
 
 
+@cache
 def components(tag: str) -> tuple[str, ...]:
     """What a node must have to serve a tag."""
     return tuple(tag.split("+"))

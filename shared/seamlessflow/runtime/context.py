@@ -20,6 +20,7 @@ from ..errors import BusClosed
 from ..secrecy import without_password
 from ..settings import Settings
 from ..telemetry import configure_logging, serve_metrics
+from .claiming import claim
 from .inbox import Inbox
 from .presence import GOODBYE_SECONDS, Presence
 from .speaker import Speaker
@@ -80,7 +81,8 @@ def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities
 async def open_context(
     service: Service, settings: Settings, *, capabilities: tuple[str, ...], slots: int = 0
 ) -> AsyncIterator[Context]:
-    """Connect (waiting for the server, saying so), announce presence, watch signals; close in order at the end.
+    """Connect (waiting for the server, saying so), announce presence, watch signals; close in order at the end. Raises
+    ConfigError where another process that is there has our node and service.
 
     A stop that finds the server away does not wait for it: the bus is closed, what waits on it ends with BusClosed, and
     that is no failure. Whatever was not said then is made up for, as after a kill.
@@ -93,6 +95,12 @@ async def open_context(
         nkey_seed=settings.nkey_seed,
     )
     context = make_context(service, settings, bus, capabilities=capabilities, slots=slots)
+    if service is not Service.SCHEDULER:  # two of them are a leader and a follower
+        try:
+            await claim(bus, context.presence.status)
+        except BaseException:
+            await bus.close()
+            raise
     end_metrics = serve_metrics(settings, service, lambda: context.bus.connected)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

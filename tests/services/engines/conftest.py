@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.fleet.cost import cost_of
+from loadtest.fleet.timed_clock import Scale
+from loadtest.fleet.timed_engine import TimedEngine
 from services.rollout_worker.engines.base import Chunk, Engine, Finish, SamplingParams
 from services.rollout_worker.engines.scripted import ScriptedEngine
 from services.rollout_worker.engines.toy_policy import ToyPolicy
@@ -61,9 +64,12 @@ def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
-@pytest.fixture(params=["scripted", "transformers", "continuous_batching"])
+@pytest.fixture(params=["scripted", "timed", "transformers", "continuous_batching"])
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
-    made = _scripted() if request.param == "scripted" else _with_model(request.param, request.getfixturevalue("tiny_llamas"))
+    if request.param in ("scripted", "timed"):
+        made = _scripted() if request.param == "scripted" else _timed()
+    else:
+        made = _with_model(request.param, request.getfixturevalue("tiny_llamas"))
     await made.start()  # type: ignore[misc]
     yield made
     await made.engine.stop()
@@ -79,6 +85,31 @@ def _scripted() -> Case:
             policy.overwrite({"logits": other})
         ids = [*prompt, *sampled]
         return [policy.logprobs_after(ids[i - 1], temperature)[ids[i]] for i in range(len(prompt), len(ids))]
+
+    async def start() -> None:
+        await engine.start(Path("unused"), weights_version=FIRST_VERSION)
+
+    return Case(engine, start, {"logits": other}, logprobs, 1e-9)
+
+
+def _timed() -> Case:
+    """The load tests' engine, which computes nothing; a modelled second is a fifth of a real one here."""
+    cost, scale = cost_of(), Scale(time_scale=5.0)
+    engine = TimedEngine(
+        cost,
+        scale,
+        words=range(VOCAB_SIZE),
+        vocab_size=VOCAB_SIZE,
+        num_slots=SLOTS,
+        max_context_tokens=CONTEXT,
+        report_seconds=0.01,
+    )
+    other = [math.sin(column) for column in range(VOCAB_SIZE)]
+
+    def logprobs(prompt: list[int], sampled: list[int], temperature: float, under_other: bool) -> list[float]:
+        scaled = [logit / (temperature or 1.0) for logit in (other if under_other else [0.0] * VOCAB_SIZE)]
+        total = math.log(sum(map(math.exp, scaled)))
+        return [scaled[token] - total for token in sampled]
 
     async def start() -> None:
         await engine.start(Path("unused"), weights_version=FIRST_VERSION)

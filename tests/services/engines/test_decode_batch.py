@@ -150,3 +150,14 @@ def test_bands_hold_rows_that_bring_alike() -> None:
     assert [band.picks_n is None for band in bands] == [True, False, True]
     assert bands[1].picks_n is not None
     assert bands[1].picks_n.tolist() == [0, 1, 2, 5, 6, 7, 8, 9]
+
+
+def test_it_counts_how_much_of_its_prompts_the_cache_held(model: CausalModel) -> None:
+    """A second prompt that begins like the first finds what the first one left, all but the token whose logits are needed."""
+    batch, prompt = DecodeBatch(model, num_slots=2, max_tokens=64), [1, 2, 3] * 5
+    for ticket in (1, 2):
+        batch.add(sequence(ticket, prompt))
+        while len(batch):
+            batch.step()
+
+    assert (batch.prefix_use.prompt_tokens, batch.prefix_use.cached_tokens) == (30, 14)

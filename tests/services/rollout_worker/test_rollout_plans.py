@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from seamlessflow.contracts import Int32s, Lease, Role
 from services.rollout_worker.meter import Activity, Meter
 from services.rollout_worker.prompts import TokenCache
-from services.rollout_worker.pulls import BACKUP_PRIORITY, OWNER_PRIORITY, credits_of, parts_of
+from services.rollout_worker.pulls import BACKUP_PRIORITY, LENT_PRIORITY, OWNER_PRIORITY, credits_of, parts_of
 from services.rollout_worker.roles import Move, Standing, moves
 
 LEASES = st.builds(
@@ -67,21 +67,44 @@ def test_open_credit_is_the_free_slots_and_no_part_starves(running, num_slots, o
     assert all(credits[part] >= count + (free > 0) for part, count in running.items())
 
 
+def lease(*tags: str, owned: tuple[int, ...] = (), lent: bool = False) -> Lease:
+    return Lease(run="r", role=Role.ROLLOUT, epoch=1, tags=tags, buckets=owned, lent=lent)
+
+
 def test_one_consumer_gets_all_slots():
     """The ordinary case: one tag, one bucket."""
-    assert parts_of(("rollout",), 1, owned=(0,)) == {"rollout.0": OWNER_PRIORITY}
-    assert credits_of({"rollout.0": 5}, 32) == {"rollout.0": 32}
+    assert parts_of(lease("rollout", owned=(0,)), ("rollout",), 1) == {"gen-rollout-0": OWNER_PRIORITY}
+    assert credits_of({"gen-rollout-0": 5}, 32) == {"gen-rollout-0": 32}
 
 
 def test_owned_buckets_come_first_and_have_room_for_a_group_that_arrives_at_once():
     """Of the others this worker is a backup: asked last by the server, and with a smaller part of the free slots."""
-    assert parts_of(("rollout", "judge"), 2, owned=(1,)) == {
-        "rollout.0": BACKUP_PRIORITY,
-        "rollout.1": OWNER_PRIORITY,
-        "judge.0": BACKUP_PRIORITY,
-        "judge.1": OWNER_PRIORITY,
+    assert parts_of(lease("judge+rollout", "rollout", owned=(1, 3)), ("judge+rollout", "rollout"), 2) == {
+        "gen-t1-0": BACKUP_PRIORITY,
+        "gen-t1-1": OWNER_PRIORITY,
+        "gen-rollout-0": BACKUP_PRIORITY,
+        "gen-rollout-1": OWNER_PRIORITY,
     }
-    assert credits_of({"rollout.0": 0, "rollout.1": 2}, 32, owned={"rollout.1"}) == {"rollout.0": 6, "rollout.1": 26}
+    assert credits_of({"a": 0, "b": 2}, 32, owned={"b"}) == {"a": 6, "b": 26}
+
+
+def test_a_lent_node_comes_last_of_all_but_for_the_buckets_it_owns():
+    """It will be called back: what owners and backups have room for is theirs; the caches it has are its own."""
+    assert parts_of(lease("rollout", owned=(1,), lent=True), ("rollout",), 2) == {
+        "gen-rollout-0": LENT_PRIORITY,
+        "gen-rollout-1": OWNER_PRIORITY,
+    }
+    assert OWNER_PRIORITY < BACKUP_PRIORITY < LENT_PRIORITY
+
+
+def test_a_worker_binds_to_the_consumers_of_the_tags_of_its_lease_and_no_others():
+    """Buckets are counted over all tags of the run, also over those that this node has not."""
+    tags = ("h800+rollout", "prefill+rollout", "rollout")
+
+    assert parts_of(lease("rollout", owned=(4,)), tags, 2) == {
+        "gen-rollout-0": OWNER_PRIORITY,
+        "gen-rollout-1": BACKUP_PRIORITY,
+    }
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=30))

@@ -6,7 +6,6 @@ import pytest
 
 from seamlessflow.contracts import (
     GenerationClaimed,
-    GenerationEnded,
     Role,
     RoleReleased,
     RoleTaken,
@@ -173,17 +172,17 @@ async def test_a_lease_without_a_run_ends_the_stay(world: World):
 async def test_only_the_tags_of_the_lease_are_pulled(world: World):
     """Holding a tag is being subscribed; losing one finishes what runs and takes nothing new."""
     worker = await world.ready(by_itself=True)
-    await world.ask("c1", tag="prefill")
+    await world.ask("c1", tag="rollout+prefill")
     await world.ask("c2")
-    await world.until_said(GenerationEnded)
-    assert [end.generation for end in await world.said(GenerationEnded)] == ["c2"]
+    await world.until_ended()
+    assert [end.generation for end in await world.ended()] == ["c2"]
 
-    await world.lease(tags=("prefill",))
-    await world.until_said(GenerationEnded, 2)
+    await world.lease(tags=("prefill+rollout",))
+    await world.until_ended(2)
     await world.ask("c3")
     await asyncio.sleep(0.05)
 
-    assert [end.generation for end in await world.said(GenerationEnded)] == ["c2", "c1"]
+    assert [end.generation for end in await world.ended()] == ["c2", "c1"]
     assert worker.engine.calls == ["start"]
 
 

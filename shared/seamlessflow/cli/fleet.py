@@ -1,0 +1,183 @@
+"""``seamlessflow nodes``, ``tag``, ``untag`` and ``drain``: who there is, and what is ordered of them by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ..client import Client
+from ..contracts import Hardware, Lease, NodeOrder
+from ..contracts.tags import ROLES, component
+from ..errors import ConfigError
+from .fleet_view import NodeView, node_views
+from .options import NatsUrl
+from .place import any_address
+from .screen import make_console
+
+NodeArgument = Annotated[str, typer.Argument(help="Name of the node, as `nodes` shows it.")]
+TagArguments = Annotated[list[str], typer.Argument(help="Tags, such as h800 or prefill; also rollout and train.")]
+
+
+async def read_fleet(client: Client, *, with_gone: bool = False) -> dict[str, NodeView]:
+    """All nodes there are, by name; ``with_gone``: or were."""
+    seen = await client.nodes()
+    return node_views((status for status, _ in seen), await client.leases(), await client.orders(), with_gone=with_gone)
+
+
+async def one_node(client: Client, name: str) -> NodeView:
+    """Raises ConfigError for a name that nobody has, with those there are."""
+    known = await read_fleet(client, with_gone=True)
+    if name not in known:
+        raise ConfigError(f"there is no node {name!r}; there are: {', '.join(await read_fleet(client)) or 'none'}")
+    return known[name]
+
+
+def nodes(nats: NatsUrl = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Who is there: services, tags, device, what each node holds and since when, and why."""
+
+    async def look() -> list[NodeView]:
+        async with Client.open(any_address(nats)) as client:
+            return list((await read_fleet(client)).values())
+
+    views = asyncio.run(look())
+    if as_json:
+        print(json.dumps([view.to_json() for view in views], indent=1))
+    else:
+        make_console().print(nodes_table(views, time.time()))
+
+
+def nodes_table(views: list[NodeView], now: float) -> Table:
+    """One row a node; what belongs together stands in one cell, so that it fits a terminal."""
+    table = Table(show_lines=True)
+    for column in ("node", "tags", "device", "holds", "why"):
+        table.add_column(column, overflow="fold")
+    for view in views:
+        services = [process.service for process in view.processes]
+        cells = [[view.name, *services], _tags(view), _device(view), _holds(view.lease, now), view.why()]
+        table.add_row(*(escape("\n".join(lines)) for lines in cells))
+    return table
+
+
+def _tags(view: NodeView) -> list[str]:
+    added = [tag for tag in view.tags if tag not in view.announced]
+    return [
+        *(tag for tag in view.tags if tag in view.announced),
+        *(f"+{tag} (by hand)" for tag in added),
+        *(f"-{tag} (by hand)" for tag in view.order.remove),
+    ]
+
+
+def _device(view: NodeView) -> list[str]:
+    slots, speed, rate = view.slots, view.fact("tokens_per_second"), view.fact("affinity_hit_rate")
+    return [
+        *([hardware_words(view.hardware)] if view.hardware is not None else []),
+        *([view.engine] if view.engine else []),
+        *([f"{slots[0]} of {slots[1]} slots"] if slots is not None else []),
+        *([f"{speed:,} tokens/s"] if speed is not None else []),
+        *([f"{float(rate):.0%} of prompts cached"] if rate is not None else []),
+    ]
+
+
+def hardware_words(hardware: Hardware) -> str:
+    """``H800, 80 GB, 990 TFLOPS, 3.4 TB/s``; what is not known is left out."""
+    return ", ".join(
+        [
+            hardware.device or "device",
+            *([f"{hardware.memory_bytes / 1e9:.0f} GB"] if hardware.memory_bytes else []),
+            *([f"{hardware.flops / 1e12:.3g} TFLOPS"] if hardware.flops else []),
+            *([f"{hardware.bandwidth_bytes / 1e12:.3g} TB/s"] if hardware.bandwidth_bytes else []),
+        ]
+    )
+
+
+def _holds(lease: Lease | None, now: float) -> list[str]:
+    if lease is None or lease.run is None:
+        return ["nothing", *(since_words(lease, now) if lease is not None else [])]
+    return [
+        f"{lease.role.value} for {lease.run}" + (", lent" if lease.lent else ""),
+        *([" ".join(lease.tags)] if lease.tags else []),
+        *([f"gang {' '.join(lease.gang)}"] if lease.gang else []),
+        f"epoch {lease.epoch}",
+        *since_words(lease, now),
+    ]
+
+
+def since_words(lease: Lease, now: float) -> list[str]:
+    """For how long it stands; nothing where that is not known."""
+    return [f"for {duration_words(now - lease.since)}"] if lease.since else []
+
+
+def duration_words(seconds: float) -> str:
+    """``42 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def tag(node: NodeArgument, tags: TagArguments, nats: NatsUrl = None) -> None:
+    """Give a node tags, or give back what was taken away by hand. The fleet follows within two seconds."""
+    asked = _checked(tags)
+    _order(nats, node, lambda order, view: with_tags(order, asked, view.announced))
+
+
+def untag(node: NodeArgument, tags: TagArguments, nats: NatsUrl = None) -> None:
+    """Take tags away from a node, also announced ones: without rollout it samples nothing, without train it takes no steps."""
+    asked = _checked(tags)
+    _order(nats, node, lambda order, view: without_tags(order, asked, view.announced))
+
+
+def drain(node: NodeArgument, nats: NatsUrl = None, undo: Annotated[bool, typer.Option("--undo")] = False) -> None:
+    """Let a node hand back what it has and take nothing new, until --undo."""
+    _order(nats, node, lambda order, view: order.model_copy(update={"drain": not undo}))
+
+
+def _checked(tags: list[str]) -> tuple[str, ...]:
+    for given in tags:
+        try:
+            component(given)
+        except ValueError as wrong:
+            raise ConfigError(str(wrong)) from wrong
+        if given in ROLES and given not in ("rollout", "train"):
+            raise ConfigError(f"{given} goes with the service itself; to take all work from a node, drain it")
+    return tuple(dict.fromkeys(tags))
+
+
+def with_tags(order: NodeOrder, tags: tuple[str, ...], announced: tuple[str, ...]) -> NodeOrder:
+    """The order after giving a node tags: announced ones need only not be taken away, and roles can only be given back."""
+    new = [each for each in tags if each not in (*order.add, *announced, *ROLES)]
+    return order.model_copy(
+        update={"add": (*order.add, *new), "remove": tuple(each for each in order.remove if each not in tags)}
+    )
+
+
+def without_tags(order: NodeOrder, tags: tuple[str, ...], announced: tuple[str, ...]) -> NodeOrder:
+    """The order after taking tags away. One that is only there by hand is no longer added; any other is kept away for good."""
+    only_added = [each for each in tags if each in order.add and each not in announced]
+    gone = [each for each in tags if each not in (*only_added, *order.remove)]
+    return order.model_copy(
+        update={"add": tuple(each for each in order.add if each not in tags), "remove": (*order.remove, *gone)}
+    )
+
+
+def _order(nats: str | None, name: str, change: Callable[[NodeOrder, NodeView], NodeOrder]) -> None:
+    """Carry out a change and show what the node is then."""
+
+    async def carry_out() -> NodeView:
+        async with Client.open(any_address(nats)) as client:
+            view = await one_node(client, name)
+            await client.order(name, lambda order: change(order, view))
+            return await one_node(client, name)
+
+    view = asyncio.run(carry_out())
+    print(f"{name}: {', '.join(_tags(view)) or 'no tags'}{'; drained' if view.order.drain else ''}")
+    for role in ("rollout", "train"):
+        if role in view.order.remove and role not in view.announced:
+            print(f"{name}: no process there announces {role}; it stays without, should one come")
