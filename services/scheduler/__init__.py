@@ -1,7 +1,8 @@
 """scheduler: keeps the fleet's picture, gives out roles, and sets the rhythm of every run.
 
 hears       RunRequested, RunStopRequested (CTL) · tasks, ends of episodes and evaluations, batches, steps, closed groups,
-            the trainer's start and end, roles taken and released (each run's QSCHEDULER) · the NODES bucket
+            the trainer's start and end, roles taken and released (each run's QSCHEDULER) · the NODES bucket, and ORDERS
+            (what people ordered by hand)
 says        RunStarted · GroupAdmitted, EpisodeOpened (first and further attempts) · EvaluationEnded · TrainingEndRequested ·
             EpisodeEnded and GroupDropped for what the end of a run cuts off · RoleAssigned · RunEnded
 writes      LEASES (it alone: one per node, with the affinity buckets it owns; epochs only grow) · RUNS (what became of
@@ -13,7 +14,8 @@ promises    a run ends: when group after group comes to nothing it stops and say
             run · every assignment has a reason · two schedulers at once do no harm: what may happen once is said once
 waits for   leadership (one scheduler leads by a lease, the others wait) · nodes, saying which kind is missing
 
-pure        names, rounds, steps, losses, progress, rhythm (one run) · policy/, fleet, pulse, allocation, shards, plan (nodes)
-adapters    leadership, lease_book (buckets) · conductor (one run's journal and queue) · clearing (queues of
+pure        names, rounds, steps, losses, progress, rhythm (one run) · policy/, fleet, pulse, doubles, wants, allocation,
+            shards, plan (nodes)
+adapters    leadership, lease_book, lookout (buckets) · conductor (one run's journal and queue) · clearing (queues of
             ended runs) · service (wires them, and the tick)
 """

@@ -8,6 +8,7 @@ goes to the run with the fewest nodes of that kind.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,15 +16,7 @@ from seamlessflow.contracts import Service
 
 from .policy.base import ROLLOUT, TRAIN, Demand, Node
 from .policy.disaggregated import NEEDS_TWO
-
-MANAGER, RUNNER = Service.TRAJECTORY_MANAGER, Service.AGENT_RUNNER
-KINDS = (MANAGER.value, RUNNER.value, TRAIN, ROLLOUT)
-_TO_SAY = {
-    MANAGER.value: "no trajectory-manager",
-    RUNNER.value: "no agent-runner",
-    TRAIN: "no node with capability train",
-    ROLLOUT: "no node with capability rollout",
-}
+from .wants import Kind, kinds_of, wait_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +28,44 @@ class Allocation:
 
 
 def allocate(nodes: Sequence[Node], demands: Sequence[Demand]) -> Allocation:
-    """Give every node a run (or None). ``demands``: one per run, oldest first."""
+    """Give every node a run (or None; a drained one never gets any). ``demands``: one per run, oldest first."""
+    everyone, nodes = nodes, [node for node in nodes if not node.is_drained]
     active = {demand.run for demand in demands}
     run_of = {node.name: node.lease.run if node.lease is not None and node.lease.run in active else None for node in nodes}
     for place, demand in enumerate(demands):
         picks = _picks(nodes, run_of, demands, demand)
         if place == 0 or not _lacking(_of(nodes, run_of, demand.run) + picks, demand):
             run_of.update({node.name: demand.run for node in picks})
-    for node in nodes:
-        if run_of[node.name] is None and demands and (kind := _kind(node)) is not None:
-            run_of[node.name] = _fewest(nodes, run_of, demands, kind)
-    return Allocation(run_of, {d.run: _words(nodes, run_of, d) for d in demands})
+    _share_out(nodes, run_of, demands)
+    lacks = {d.run: _words(nodes, everyone, run_of, d) for d in demands}
+    return Allocation({**dict.fromkeys((node.name for node in everyone), None), **run_of}, lacks)
 
 
-def _fewest(nodes: Sequence[Node], run_of: dict[str, str | None], demands: Sequence[Demand], kind: str) -> str | None:
-    """The complete run with the fewest nodes of a kind; while none is complete, the oldest."""
-    complete = [d for d in demands if not _lacking(_of(nodes, run_of, d.run), d)] or list(demands[:1])
-    return min(complete, key=lambda d: sum(_kind(n) == kind for n in _of(nodes, run_of, d.run))).run
+def _share_out(nodes: Sequence[Node], run_of: dict[str, str | None], demands: Sequence[Demand]) -> None:
+    """Each free node to the complete run with the fewest nodes of its kind; while none is complete, to the oldest."""
+    free = [node for node in nodes if run_of[node.name] is None]
+    if not free or not demands:
+        return
+    runs = [d.run for d in demands if not _lacking(_of(nodes, run_of, d.run), d)] or [demands[0].run]
+    counts = Counter((run_of[node.name], _kind(node)) for node in nodes)
+    for node in free:
+        if (kind := _kind(node)) is not None:
+            fewest = min(runs, key=lambda run: counts[run, kind])
+            run_of[node.name] = fewest
+            counts[fewest, kind] += 1
 
 
 def _picks(nodes: Sequence[Node], run_of: dict[str, str | None], demands: Sequence[Demand], demand: Demand) -> list[Node]:
     """Nodes that would give a run what it lacks, as far as there are any."""
     picks: list[Node] = []
     taken = dict(run_of)
-    for _ in range(len(KINDS)):
+    for _ in range(len(kinds_of(demand))):
         mine = _of(nodes, taken, demand.run)
         lacking = _lacking(mine, demand)
-        fitting = [n for kind in lacking for n in nodes if _fits(n, kind) and _may_go(n, nodes, taken, demands, demand)]
+        fitting = [n for kind in lacking for n in nodes if kind.fits(n, demand) and _may_go(n, nodes, taken, demands, demand)]
         if not fitting:
             return picks
-        best = min(fitting, key=lambda n: (taken[n.name] is not None, -sum(_fits(n, kind) for kind in lacking), n.name))
+        best = min(fitting, key=lambda n: (taken[n.name] is not None, -sum(kind.fits(n, demand) for kind in lacking), n.name))
         taken[best.name] = demand.run
         picks.append(best)
     return picks
@@ -85,13 +86,13 @@ def _of(nodes: Sequence[Node], run_of: dict[str, str | None], run: str) -> list[
     return [node for node in nodes if run_of[node.name] == run]
 
 
-def _lacking(mine: Iterable[Node], demand: Demand) -> list[str]:
+def _lacking(mine: Iterable[Node], demand: Demand) -> list[Kind]:
     """Kinds of which the run has no node."""
     mine = list(mine)
-    lacking = [kind for kind in KINDS if not any(_fits(node, kind) for node in mine)]
+    lacking = [kind for kind in kinds_of(demand) if not any(kind.fits(node, demand) for node in mine)]
     trainers = [node for node in mine if node.has(TRAIN)]
     if demand.policy == "disaggregated" and not lacking and _is_alone(trainers, mine):
-        lacking.append(ROLLOUT)
+        lacking.append(Kind(ROLLOUT))
     return lacking
 
 
@@ -100,23 +101,26 @@ def _is_alone(trainers: list[Node], mine: list[Node]) -> bool:
     return not any(other is not trainer and other.has(ROLLOUT) for trainer in trainers for other in mine)
 
 
-def _fits(node: Node, kind: str) -> bool:
-    return node.has(kind) if kind in (ROLLOUT, TRAIN) else node.serves_as(Service(kind))
-
-
 def _kind(node: Node) -> str | None:
     """What a node is counted as when runs share what is left."""
-    return "device" if node.is_device else next((s.value for s in (MANAGER, RUNNER) if node.serves_as(s)), None)
+    return (
+        "device"
+        if node.is_device
+        else next((s.value for s in (Service.TRAJECTORY_MANAGER, Service.AGENT_RUNNER) if node.serves_as(s)), None)
+    )
 
 
-def _words(nodes: Sequence[Node], run_of: dict[str, str | None], demand: Demand) -> tuple[str, ...]:
-    """What a run waits for, saying where such nodes are when there are any."""
+def _words(nodes: Sequence[Node], everyone: Sequence[Node], run_of: dict[str, str | None], demand: Demand) -> tuple[str, ...]:
+    """What a run waits for, saying where such nodes are when there are any, and which could be made such."""
     mine = _of(nodes, run_of, demand.run)
     lacking = _lacking(mine, demand)
     split = demand.policy == "disaggregated" and any(n.has(TRAIN) for n in mine) and any(n.has(ROLLOUT) for n in mine)
     words = []
     for kind in lacking:
-        elsewhere = sorted({run for n in nodes if _fits(n, kind) and (run := run_of[n.name]) not in (None, demand.run)})
-        said = NEEDS_TWO if split and kind in (TRAIN, ROLLOUT) else _TO_SAY[kind]
-        words.append(f"{said} free: run {', '.join(map(str, elsewhere))} has them" if elsewhere else said)
+        others = {run for n in nodes if kind.fits(n, demand) and (run := run_of[n.name]) not in (None, demand.run)}
+        elsewhere = [run for run in others if run is not None]
+        if split and not kind.tag and kind.role in (TRAIN, ROLLOUT):
+            words.append(f"{NEEDS_TWO} free: run {', '.join(sorted(elsewhere))} has them" if elsewhere else NEEDS_TWO)
+        else:
+            words.append(wait_words(kind, demand, everyone, elsewhere))
     return tuple(words)

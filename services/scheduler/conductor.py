@@ -32,6 +32,8 @@ from seamlessflow.errors import BadInput, MalformedMessage, SeamlessFlowError
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 
+from .demand import demand_of
+from .measures import MEASURED, Measures
 from .names import episode_id
 from .policy import Demand
 from .progress import FOLDED, Progress
@@ -40,8 +42,7 @@ from .rhythm import Observation, decide, is_full
 log = structlog.get_logger()
 
 CREDIT = 64
-TAGS = ("rollout",)
-"""Tags of generations; EpisodeOpened.tag says which one an episode needs."""
+HEARD = tuple(dict.fromkeys((*FOLDED, *MEASURED)))
 
 
 class Conductor:
@@ -50,6 +51,7 @@ class Conductor:
     def __init__(self, context: Context, run: str, config: RunConfig, wake: Callable[[], None]) -> None:
         self.run, self.config = run, config
         self.progress = Progress(run, config)
+        self.measures = Measures(run, config)
         self.seen = Observation()
         self._context, self._wake = context, wake
         self._turn = asyncio.Lock()
@@ -63,7 +65,9 @@ class Conductor:
         fleet = self.config.fleet
         for stream in run_streams(self.run, max_bytes=fleet.journal_bytes):
             await self._context.bus.ensure_stream(stream)
-        consumers = run_consumers(self.run, envs=self.config.envs, shards=fleet.shards, tags=TAGS, buckets=fleet.buckets)
+        consumers = run_consumers(
+            self.run, envs=self.config.envs, shards=fleet.shards, tags=self.config.work_tags, buckets=fleet.buckets
+        )
         for consumer in consumers:
             await self._context.bus.ensure_consumer(consumer)
 
@@ -71,7 +75,7 @@ class Conductor:
         """Fold the journal, go on where it stops, and hear what comes."""
         await self.fold()
         await self.tick(self.seen)
-        table = dict.fromkeys(FOLDED, self._on_event)
+        table = dict.fromkeys(HEARD, self._on_event)
         queue, name = queue_stream(Service.SCHEDULER, self.run), consumer_name(Service.SCHEDULER)
         self._subscription = await self._context.inbox.consume(queue, name, table, credit=CREDIT, serial=True)
 
@@ -84,18 +88,20 @@ class Conductor:
     async def fold(self) -> None:
         """Rebuild the picture from the journal, and from CTL whether a stop was asked for."""
         began = time.monotonic()
-        progress, num_events = Progress(self.run, self.config), 0
-        filters = dict.fromkeys(subject_filter(kind, run=self.run) for kind in FOLDED if kind is not RunStopRequested)
+        progress, measures, num_events = Progress(self.run, self.config), Measures(self.run, self.config), 0
+        filters = dict.fromkeys(subject_filter(kind, run=self.run) for kind in HEARD if kind is not RunStopRequested)
         async for record in self._context.bus.read(journal(self.run), filters=list(filters)):
             try:
-                progress.apply(await self._context.speaker.open(record), record.time)
+                event = await self._context.speaker.open(record)
             except MalformedMessage:
                 continue  # the queue brings it too, and that one is dead-lettered
+            progress.apply(event, record.time)
+            measures.apply(event, record.time)
             num_events += 1
         stop = await self._context.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=self.run))
         if stop is not None:
             progress.apply(await self._context.speaker.open(stop), stop.time)
-        self.progress = progress
+        self.progress, self.measures = progress, measures
         log.info("run.folded", run=self.run, num_events=num_events, took_seconds=round(time.monotonic() - began, 3))
 
     async def stop(self, event: RunStopRequested) -> None:
@@ -122,9 +128,7 @@ class Conductor:
     @property
     def demand(self) -> Demand:
         """What the run wants of the fleet now."""
-        fleet = self.config.fleet
-        wants = self.progress.wants_train
-        return Demand(self.run, fleet.policy, wants, self.config.envs, fleet.shards, TAGS, fleet.buckets)
+        return demand_of(self.config, self.progress, self.measures)
 
     @property
     def waits(self) -> tuple[str, ...]:
@@ -143,7 +147,7 @@ class Conductor:
         async with self._turn:
             if isinstance(event, TaskSubmitted):
                 self._judge(event)
-            self.progress.apply(event, time.time())
+            self._take_in(event)
             try:
                 await self._advance()
             except SeamlessFlowError as wrong:  # the event is taken in and in the journal; the tick says the rest
@@ -169,7 +173,12 @@ class Conductor:
                     log.info("run.behind", run=self.run, event=type(event).__name__)
                     await self.fold()
                     break
-                self.progress.apply(event, time.time())
+                self._take_in(event)
+
+    def _take_in(self, event: Event) -> None:
+        now = time.time()
+        self.progress.apply(event, now)
+        self.measures.apply(event, now)
 
     def _is_behind(self, event: Event) -> bool:
         """Whether an event that existed already is news to us. Ends are not: the runner or trainer was a moment faster.

@@ -2,16 +2,24 @@
 
 A process is there while its NodeStatus is in the NODES bucket. One that left is remembered for ``grace_seconds``, so that a
 restart moves nothing; after that its node no longer has what only it could do.
+
+A node's tags are what its processes announce and what was given to it by hand, less what was taken away by hand. No clock
+but the caller's has a say: a node whose own is an hour off is a node like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from seamlessflow.contracts import Lease, NodeStatus, Role, Service
+from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role, Service
+from seamlessflow.contracts.tags import ROLES
 
 from .policy.base import ROLLOUT, TRAIN, Node, Process
+
+NO_ORDER = NodeOrder()
+STUCK_SECONDS = 10.0
+"""A trainer that does not get the device of its node for this long may have to give its place to another node's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +34,47 @@ class HeldLease:
 
 @dataclass
 class Fleet:
-    """Fed with everything the NODES bucket holds at a time; remembers who left."""
+    """Fed with everything the NODES and ORDERS buckets hold at a time; remembers who left."""
 
     grace_seconds: float
     _processes: dict[str, dict[str, Process]] = field(default_factory=dict)
+    """As they announce themselves; orders are applied when nodes are asked for."""
+    _hardware: dict[str, Hardware] = field(default_factory=dict)
+    _orders: Mapping[str, NodeOrder] = field(default_factory=dict)
+    _observed_at: float = 0.0
+    _known: dict[str, tuple[object, Node]] = field(default_factory=dict)
+    """Nodes as they were last asked for, each with all that it was made of."""
 
-    def observe(self, statuses: Iterable[NodeStatus], now: float, quiet: Collection[tuple[str, str]] = ()) -> None:
+    def observe(
+        self,
+        statuses: Iterable[NodeStatus],
+        now: float,
+        quiet: Collection[tuple[str, str]] = (),
+        orders: Mapping[str, NodeOrder] | None = None,
+    ) -> None:
         """Take in who is there at ``now``. Schedulers themselves are no part of the fleet.
 
-        quiet: node and service of those that have fallen silent.
+        quiet: node and service of those that have fallen silent. orders: what people ordered, by node, of absent ones too;
+        None: as before.
         """
-        there = {
-            (s.node, s.service): Process(
-                frozenset(s.capabilities), is_quiet=(s.node, s.service) in quiet, epoch=s.epoch, run=s.run
-            )
-            for s in statuses
-            if s.service != Service.SCHEDULER
-        }
-        for node, processes in self._processes.items():
+        before, self._processes = self._processes, {}
+        for s in statuses:
+            if s.service != Service.SCHEDULER:
+                known = before.get(s.node, {}).get(s.service)
+                process = _as_said(s, (s.node, s.service) in quiet, known)
+                self._processes.setdefault(s.node, {})[s.service] = process
+                if s.hardware is not None:
+                    self._hardware[s.node] = s.hardware
+        for node, processes in before.items():
             for service, process in processes.items():
-                if (node, service) not in there:
+                if service not in self._processes.get(node, {}):
                     since = process.gone_since if process.gone_since is not None else now
                     if now - since < self.grace_seconds:
-                        there[node, service] = Process(process.capabilities, since)
-        self._processes = {}
-        for (node, service), process in there.items():
-            self._processes.setdefault(node, {})[service] = process
+                        self._processes.setdefault(node, {})[service] = Process(process.capabilities, since)
+        self._hardware = {name: hardware for name, hardware in self._hardware.items() if name in self._processes}
+        self._known = {name: node for name, node in self._known.items() if name in self._processes}
+        self._orders = self._orders if orders is None else orders
+        self._observed_at = now
 
     def remember(self, leases: Mapping[str, Lease], now: float) -> None:
         """At start: a node that holds a lease and is not there may be restarting, as this scheduler did."""
@@ -61,12 +84,64 @@ class Fleet:
 
     def nodes(self, leases: Mapping[str, HeldLease], holding: Mapping[str, frozenset[str]]) -> list[Node]:
         """All nodes that are there, or away for a moment, by name. ``holding``: services that hold a node's device."""
-        nodes = []
-        for name, processes in sorted(self._processes.items()):
-            held = leases.get(name)
-            lease, since = (held.lease, held.since) if held is not None else (None, 0.0)
-            nodes.append(Node(name, processes, lease, since, holding.get(name, frozenset())))
-        return nodes
+        return [self._node(name, leases.get(name), holding.get(name, frozenset())) for name in sorted(self._processes)]
+
+    def _node(self, name: str, held: HeldLease | None, holding: frozenset[str]) -> Node:
+        """The node as it is now: the very object of last time when nothing of it changed."""
+        order, processes = self._orders.get(name, NO_ORDER), self._processes[name]
+        is_stuck = held is not None and self._is_stuck(processes, held, holding)
+        looks = (processes, held, holding, order, self._hardware.get(name), is_stuck)
+        known = self._known.get(name)
+        if known is None or known[0] != looks:
+            known = self._known[name] = (looks, self._made(name, processes, held, holding, order, is_stuck=is_stuck))
+        return known[1]
+
+    def _made(
+        self,
+        name: str,
+        processes: Mapping[str, Process],
+        held: HeldLease | None,
+        holding: frozenset[str],
+        order: NodeOrder,
+        *,
+        is_stuck: bool,
+    ) -> Node:
+        taken_away = frozenset(order.remove)
+        if taken_away:
+            processes = {
+                service: replace(process, capabilities=process.capabilities - taken_away)
+                for service, process in processes.items()
+            }
+        return Node(
+            name,
+            processes,
+            held.lease if held is not None else None,
+            held.since if held is not None else 0.0,
+            holding,
+            tags=frozenset(order.add) - frozenset(ROLES),  # a role takes a process that can play it
+            taken_away=taken_away,
+            hardware=self._hardware.get(name),
+            is_drained=order.drain,
+            is_stuck=is_stuck,
+        )
+
+    def _is_stuck(self, processes: Mapping[str, Process], held: HeldLease, holding: frozenset[str]) -> bool:
+        """Whether the node's trainer waits for a device that nobody lets go of: who took it is silent, or gone without a word.
+
+        A process that died has let go whatever it said, and then the trainer takes the device at once and says so.
+        """
+        waits = held.lease.role is Role.TRAIN and self._observed_at - held.since >= STUCK_SECONDS
+        trainer = processes.get(Service.TRAINER)
+        if not waits or trainer is None or trainer.gone_since is not None or Service.TRAINER in holding:
+            return False
+        keepers = [processes.get(service) for service in holding]
+        return any(keeper is None or keeper.gone_since is not None or keeper.is_quiet for keeper in keepers)
+
+
+def _as_said(status: NodeStatus, is_quiet: bool, known: Process | None) -> Process:
+    """A process as it announces itself: the very object of last time when nothing of it changed."""
+    said = Process(frozenset(status.capabilities), is_quiet=is_quiet, epoch=status.epoch, run=status.run)
+    return known if known == said else said
 
 
 def _absent(lease: Lease, now: float) -> dict[str, Process]:

@@ -40,16 +40,7 @@ class LeaseBook:
     async def write(self, assignment: Assignment, now: float) -> None:
         """Make an assignment the node's lease and say so. Raises SequenceMismatch when somebody else wrote; load again."""
         held = self.leases.get(assignment.node)
-        lease = Lease(
-            run=assignment.run,
-            role=assignment.role,
-            tags=assignment.tags,
-            buckets=assignment.buckets,
-            epoch=held.lease.epoch + 1 if held is not None else 1,
-            reason=assignment.reason,
-            trainer=assignment.trainer,
-            hand_back=assignment.hand_back,
-        )
+        lease = next_lease(assignment, held, now)
         bucket = await self._bus.kv(LEASES_BUCKET)
         if held is None:
             revision = await bucket.create(assignment.node, pack_record(lease))
@@ -71,18 +62,41 @@ class LeaseBook:
                     await self._say_assigned(run, node, held.lease)
 
     async def _say_assigned(self, run: str, node: str, lease: Lease) -> None:
-        gone = run != lease.run
-        reason = f"given to run {lease.run}" if gone and lease.run is not None else lease.reason
-        said = RoleAssigned(
-            run=run,
-            node=node,
-            epoch=lease.epoch,
-            role=lease.role.IDLE if gone else lease.role,
-            tags=() if gone else lease.tags,
-            reason=reason,
-        )
+        said = role_assigned(run, node, lease)
         try:
             if journal(run) in await self._bus.stream_names():
                 await self._speaker.say(said)
         except (SequenceMismatch, Unavailable) as wrong:
             log.warning("lease.unsaid", node=node, run=run, epoch=lease.epoch, reason=str(wrong))  # the lease stands
+
+
+def next_lease(assignment: Assignment, held: HeldLease | None, now: float) -> Lease:
+    """What an assignment makes of a node's lease, under the next epoch."""
+    return Lease(
+        run=assignment.run,
+        role=assignment.role,
+        tags=assignment.tags,
+        buckets=assignment.buckets,
+        epoch=held.lease.epoch + 1 if held is not None else 1,
+        since=now,
+        reason=assignment.reason,
+        trainer=assignment.trainer,
+        gang=assignment.gang,
+        lent=assignment.lent,
+        hand_back=assignment.hand_back,
+    )
+
+
+def role_assigned(run: str, node: str, lease: Lease) -> RoleAssigned:
+    """What a run is told of a lease: its own, or that the node was taken from it."""
+    gone = run != lease.run
+    return RoleAssigned(
+        run=run,
+        node=node,
+        epoch=lease.epoch,
+        role=lease.role.IDLE if gone else lease.role,
+        tags=() if gone else lease.tags,
+        reason=f"given to run {lease.run}" if gone and lease.run is not None else lease.reason,
+        gang=() if gone else lease.gang,
+        left=gone,
+    )

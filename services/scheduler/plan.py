@@ -9,8 +9,9 @@ from seamlessflow.contracts import Lease, Role, Service
 
 from .allocation import allocate
 from .fleet import HeldLease, split_evenly
-from .policy import POLICIES, Assignment, Demand, Node
+from .policy import Assignment, Demand, Node, policy_of
 from .policy.base import ROLLOUT
+from .policy.checked import given_out
 from .shards import share
 
 
@@ -26,43 +27,76 @@ class Plan:
 def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: Sequence[Demand], now: float) -> Plan:
     """What every node is to do now. ``leases``: all that stand, those of nodes that are gone included."""
     allocation = allocate(nodes, demands)
+    waits = dict(allocation.lacks)
     assignments: list[Assignment] = []
     for demand in demands:
-        mine = [node for node in nodes if allocation.run_of[node.name] == demand.run]
-        assignments += _with_buckets([node for node in mine if node.is_device], demand, now)
+        mine = [node for node in nodes if allocation.run_of.get(node.name) == demand.run]
+        said, wrong = _with_buckets([node for node in mine if node.is_device], demand, now)
+        assignments += said
+        if wrong is not None:
+            waits[demand.run] = (*waits[demand.run], wrong)
         assignments += _serving([node for node in mine if not node.is_device], nodes, demand, now)
-    busy = {each.node for each in assignments}
+    busy, by_name = {each.node for each in assignments}, {node.name: node for node in nodes}
     for name, held in leases.items():
         if name not in busy and held.lease.run is not None:
-            known = any(node.name == name for node in nodes)
-            reason = f"run {held.lease.run} is over" if known else "the node is gone"
+            reason = _why_nothing(by_name.get(name), held.lease.run, demands)
             assignments.append(Assignment(name, None, Role.IDLE, reason, hand_back=True))
     changes = [each for each in assignments if differs(each, leases[each.node].lease if each.node in leases else None)]
-    return Plan(tuple(assignments), tuple(changes), allocation.lacks)
+    changes.sort(key=lambda each: each.trainer)  # who is no longer the run's trainer learns it before its successor does
+    return Plan(tuple(assignments), tuple(changes), waits)
+
+
+def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand]) -> str:
+    """Why a node that has a lease of a run gets nothing."""
+    if node is None:
+        return "the node is gone"
+    if node.is_drained:
+        return "drained by hand"
+    if all(demand.run != run for demand in demands):
+        return f"run {run} is over"
+    return f"nothing is left that it may do; taken away by hand: {', '.join(sorted(node.taken_away)) or 'nothing'}"
 
 
 def differs(assignment: Assignment, lease: Lease | None) -> bool:
     """Whether a new lease is due. Reason and hand_back alone are not worth an epoch: they count at a change of roles."""
     if lease is None:
         return assignment.run is not None
-    ours = (assignment.run, assignment.role, assignment.tags, assignment.buckets, assignment.trainer)
-    return ours != (lease.run, lease.role, lease.tags, lease.buckets, lease.trainer)
+    ours = (
+        assignment.run,
+        assignment.role,
+        assignment.tags,
+        assignment.buckets,
+        assignment.trainer,
+        assignment.gang,
+        assignment.lent,
+    )
+    return ours != (lease.run, lease.role, lease.tags, lease.buckets, lease.trainer, lease.gang, lease.lent)
 
 
-def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:
-    """What the policy says, and which affinity buckets each node owns.
+def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[list[Assignment], str | None]:
+    """What the policy says, which affinity buckets each node owns, and what is wrong with the policy.
 
     A node that is lent to training keeps its own and finds its episodes when it comes back; one that never rolls out owns
     none. With fewer buckets than nodes all own all: a node that owned nothing would get only what others have no room for.
     """
-    said = POLICIES[demand.policy](devices, demand, now)
+    said, wrong = given_out(policy_of(demand.policy), devices, demand, now)
     never = {assignment.node for assignment in said if assignment.never_rolls_out}
-    held = {node.name: _buckets_of(node, demand) for node in devices if node.has(ROLLOUT) and node.name not in never}
-    if demand.num_buckets < len(held):
-        owned = dict.fromkeys(held, tuple(range(demand.num_buckets)))
-    else:
-        owned = split_evenly(demand.num_buckets, held)
-    return [replace(assignment, buckets=owned.get(assignment.node, ())) for assignment in said]
+    able = [node for node in devices if node.has(ROLLOUT) and node.name not in never]
+    owned: dict[str, tuple[int, ...]] = {}
+    for place, tag in enumerate(demand.tags):
+        first, count = place * demand.num_buckets, demand.num_buckets
+        serving = [node for node in able if not demand.lacks(node, tag)]
+        if count < len(serving):
+            split = dict.fromkeys((node.name for node in serving), tuple(range(count)))
+        else:
+            split = split_evenly(count, {node.name: _buckets_of(node, demand, first) for node in serving})
+        for name, buckets in split.items():
+            owned[name] = owned.get(name, ()) + tuple(first + bucket for bucket in buckets)
+    owners = [
+        replace(each, buckets=owned.get(each.node, ()), lent=each.role is Role.ROLLOUT and (each.lent or each.trainer))
+        for each in said
+    ]
+    return owners, wrong
 
 
 def _serving(nodes: Sequence[Node], everyone: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:
@@ -72,7 +106,7 @@ def _serving(nodes: Sequence[Node], everyone: Sequence[Node], demand: Demand, no
     runners = [node for node in nodes if node.serves_as(Service.AGENT_RUNNER) and node not in managers]
     return [
         *(_serve(node, demand, tuple(map(str, shards[node.name])), _why(shards[node.name])) for node in managers),
-        *(_serve(node, demand, demand.envs, "it runs the agents") for node in runners),
+        *(_runs_agents(node, demand) for node in runners),
     ]
 
 
@@ -80,9 +114,22 @@ def _why(shards: Sequence[int]) -> str:
     return "it keeps these shards' trees" if shards else "other managers keep the trees, or are about to let go of some"
 
 
+def _runs_agents(node: Node, demand: Demand) -> Assignment:
+    envs = demand.envs_of(node)
+    left = ", ".join(env for env in demand.envs if env not in envs)
+    if demand.envs and not envs:
+        return Assignment(node.name, demand.run, Role.IDLE, f"it lacks the tags that the agents of {left} need")
+    return _serve(
+        node, demand, envs, "it runs the agents" + (f", but those of {left}, which need tags it has not" if left else "")
+    )
+
+
 def _serve(node: Node, demand: Demand, tags: tuple[str, ...], reason: str) -> Assignment:
     return Assignment(node.name, demand.run, Role.SERVE, reason, tags)
 
 
-def _buckets_of(node: Node, demand: Demand) -> tuple[int, ...]:
-    return node.lease.buckets if node.lease is not None and node.lease.run == demand.run else ()
+def _buckets_of(node: Node, demand: Demand, first: int) -> tuple[int, ...]:
+    """The affinity buckets of one work tag that a node has now; ``first``: the number of that tag's first one."""
+    if node.lease is None or node.lease.run != demand.run:
+        return ()
+    return tuple(bucket - first for bucket in node.lease.buckets if first <= bucket < first + demand.num_buckets)

@@ -6,7 +6,7 @@ may deliver again. Each event costs O(1): nothing here walks over all groups (a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from seamlessflow.contracts import (
     RoleTaken,
     RunEnded,
     RunStopRequested,
+    Service,
     StepsCommitted,
     StepTaken,
     TasksEnded,
@@ -91,6 +92,8 @@ class Progress:
         self.taken_epochs: dict[tuple[str, str], int] = {}
         self.released_epochs: dict[tuple[str, str], int] = {}
         """(node, service) to the newest epoch under which it took, and let go of, the device."""
+        self._gangs_obeyed: dict[str, tuple[int, int, int]] = {}
+        """By node: the newest lease that its trainer took up, the step from which on it counts, and the lease before."""
         self._seen: set[str] = set()
         self._num_training_groups = 0
 
@@ -106,6 +109,17 @@ class Progress:
         return self._num_training_groups - len(self.steps.in_step)
 
     @property
+    def groups_ready(self) -> int:
+        """Finished training groups that no step of the living line has used."""
+        return max(0, self.potential - self.num_unfinished)
+
+    @property
+    def settled_epochs(self) -> dict[str, int]:
+        """By node: the newest lease that its trainer obeys, once no step that began under an older one is in progress."""
+        step = self.steps.step
+        return {node: epoch if step >= since else before for node, (epoch, since, before) in self._gangs_obeyed.items()}
+
+    @property
     def wants_train(self) -> bool:
         """A batch waits for the device."""
         return self.training_ended is None and self.ended is None and self.steps.batch_waits
@@ -117,9 +131,16 @@ class Progress:
         failed = self.training_ended is not None and self.training_ended.failure != ""
         return self.stop is not None or gave_up or failed
 
-    def holds_device(self, node: str, service: str) -> bool:
-        """Whether a service said that it took the device and has not said since that it let go."""
-        return self.taken_epochs.get((node, service), -1) > self.released_epochs.get((node, service), -1)
+    def holders(self) -> dict[str, tuple[int, str]]:
+        """By node: the service that said it took the device and did not say since that it let go, and under which epoch.
+
+        Of several it is the last to take it: the lock has one holder, so the others let go, or died before they could say so.
+        """
+        found: dict[str, tuple[int, str]] = {}
+        for (node, service), epoch in self.taken_epochs.items():
+            if epoch > self.released_epochs.get((node, service), -1):
+                found[node] = max(found.get(node, (-1, "")), (epoch, service))
+        return found
 
     def holds_round(self, name: str) -> bool:
         """Whether the run document asks for this evaluation round."""
@@ -252,11 +273,20 @@ class Progress:
 
     def _on_role_taken(self, event: RoleTaken, at: float) -> None:
         key = (event.node, event.service)
+        if event.service == Service.TRAINER and event.epoch > self.taken_epochs.get(key, -1):
+            before = self.settled_epochs.get(event.node, -1)
+            self._gangs_obeyed[event.node] = event.epoch, self.steps.step + self.steps.batch_waits, before
         self.taken_epochs[key] = max(event.epoch, self.taken_epochs.get(key, -1))
 
     def _on_role_released(self, event: RoleReleased, at: float) -> None:
         key = (event.node, event.service)
         self.released_epochs[key] = max(event.epoch, self.released_epochs.get(key, -1))
+
+    def _on_trainer_started(self, event: TrainerStarted, at: float) -> None:
+        before = self.steps.line
+        self.steps.line_began(event)
+        if self.steps.line != before:  # whatever step was in progress died with its trainer
+            self._gangs_obeyed = {node: (epoch, 0, epoch) for node, (epoch, _, _) in self._gangs_obeyed.items()}
 
     def _on_tasks_ended(self, event: TasksEnded, at: float) -> None:
         self.tasks_ended = True
@@ -284,7 +314,7 @@ _APPLY: dict[type[Event], Callable[[Progress, Any, float], None]] = {
     EvaluationEnded: Progress._on_evaluation_ended,
     GroupTrained: Progress._on_group_trained,
     GroupDropped: Progress._on_group_dropped,
-    TrainerStarted: lambda progress, event, at: progress.steps.line_began(event),
+    TrainerStarted: Progress._on_trainer_started,
     BatchReady: lambda progress, event, at: progress.steps.batch_ready(event),
     StepTaken: Progress._on_step_taken,
     StepsCommitted: lambda progress, event, at: progress.steps.committed(event),
@@ -297,3 +327,12 @@ _APPLY: dict[type[Event], Callable[[Progress, Any, float], None]] = {
 }
 FOLDED: tuple[type[Event], ...] = tuple(_APPLY)
 """Events that change a run's progress: what is read back from the journal at start."""
+
+
+def holding(runs: Iterable[Progress]) -> dict[str, frozenset[str]]:
+    """By node: who has its device, whichever run it took it for."""
+    found: dict[str, tuple[int, str]] = {}
+    for progress in runs:
+        for node, holder in progress.holders().items():
+            found[node] = max(found.get(node, holder), holder)
+    return {node: frozenset({service}) for node, (_, service) in found.items()}

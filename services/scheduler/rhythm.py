@@ -181,9 +181,16 @@ def _opened(progress: Progress, episode: str, origin: EpisodeOrigin) -> EpisodeO
         prompt=task.prompt,
         data=task.data,
         sampling=_sampling(progress, greedy=origin.evaluation is not None),
+        tag=_tag(progress, origin.env),
         min_weights_version=progress.training_ended.weights_version if is_after and progress.training_ended else 0,
         seed=episode_seed(config.seed, episode),
     )
+
+
+def _tag(progress: Progress, env: str) -> str:
+    agent = progress.config.agent(env)
+    assert agent is not None, "a task for an environment that no agent has is refused"
+    return agent.tag
 
 
 def _sampling(progress: Progress, *, greedy: bool) -> Sampling:

@@ -3,7 +3,8 @@
 loop          consumes              says                            unblocked by
 control       QCTL                  RunStarted, streams, consumers  a request or a stop
 one per run   QSCHEDULER_<run>      what rhythm.decide returns      every event of the run
-tick          NODES, all progress   leases, RoleAssigned, RUNS      any event, or tick_seconds
+tick          NODES, ORDERS, all    leases, RoleAssigned, RUNS      any event, or tick_seconds
+              progress
 renewal       its own key           –                               time
 """
 
@@ -20,7 +21,6 @@ from seamlessflow.bus.base import ConsumerSpec
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import (
     Event,
-    NodeStatus,
     Role,
     RunPhase,
     RunRequested,
@@ -34,7 +34,6 @@ from seamlessflow.contracts.routes import (
     CONTROL_CONSUMER,
     CONTROL_QUEUE,
     CONTROL_STREAM,
-    NODES_BUCKET,
     QUEUE_OF,
     RUNS_BUCKET,
 )
@@ -43,7 +42,6 @@ from seamlessflow.errors import (
     BadInput,
     BusClosed,
     ConfigError,
-    MalformedMessage,
     SeamlessFlowError,
     SequenceMismatch,
     Unavailable,
@@ -54,13 +52,13 @@ from seamlessflow.runtime import Context, HandlerTable
 from .clearing import Clearing
 from .conductor import Conductor
 from .config import SchedulerSettings
-from .fleet import Fleet
 from .leadership import Leadership
 from .lease_book import LeaseBook
+from .lookout import Lookout
 from .plan import Plan, next_plan
-from .policy import Node
+from .policy import Node, policy_of
 from .policy.base import TRAIN
-from .pulse import Pulse
+from .progress import holding
 
 log = structlog.get_logger()
 
@@ -72,13 +70,11 @@ class Scheduler:
         self._context, self._settings = context, settings
         self._leadership = Leadership(context.bus, context.settings.instance, settings.leader_ttl_seconds)
         self._book = LeaseBook(context.bus, context.speaker)
-        self._fleet = Fleet(settings.gone_seconds)
-        self._pulse = Pulse(settings.quiet_seconds)
+        self._lookout = Lookout(context, settings)
         self._conductors: dict[str, Conductor] = {}
         self._states: dict[str, RunState] = {}
         self._clearing = Clearing(context.bus, settings.queue_grace_seconds)
         self._woken = asyncio.Event()
-        self._said: dict[str, object] = {}
         self._observed_at = 0.0
 
     async def run(self) -> None:
@@ -133,7 +129,7 @@ class Scheduler:
         now = time.time()
         await self._book.load(now)
         await self._observe_nodes(now)
-        self._fleet.remember({name: held.lease for name, held in self._book.leases.items()}, now)
+        self._lookout.fleet.remember({name: held.lease for name, held in self._book.leases.items()}, now)
         for entry in await (await self._context.bus.kv(RUNS_BUCKET)).entries():
             self._states[entry.key] = unpack_record(RunState, entry.value)
         names = set(await self._context.bus.stream_names())
@@ -160,7 +156,7 @@ class Scheduler:
             return ()
         requested_at = state.requested_at if state is not None else time.time()
         try:
-            parse_run_config(event.document, source=f"document of run {event.run}")
+            policy_of(parse_run_config(event.document, source=f"document of run {event.run}").fleet.policy)
             await self._set_state(event.run, RunState(phase=RunPhase.QUEUED, requested_at=requested_at))
             await self._begin(event.run, event.document)
         except ConfigError as wrong:
@@ -172,6 +168,7 @@ class Scheduler:
     async def _begin(self, run: str, document: dict[str, object]) -> None:
         """Make what the run needs, say that it started, and conduct it."""
         config = parse_run_config(document, source=f"document of run {run}")
+        policy_of(config.fleet.policy)
         conductor = Conductor(self._context, run, config, self._woken.set)
         await conductor.make()
         await self._context.speaker.say(RunStarted(run=run, document=document))
@@ -216,16 +213,7 @@ class Scheduler:
         await self._publish_states(plan)
 
     async def _observe_nodes(self, now: float) -> None:
-        entries = await (await self._context.bus.kv(NODES_BUCKET)).entries()
-        statuses, revisions = list[NodeStatus](), dict[tuple[str, str], int]()
-        for entry in entries:
-            try:
-                status = unpack_record(NodeStatus, entry.value)
-                statuses.append(status)
-                revisions[status.node, status.service] = entry.revision
-            except MalformedMessage as wrong:
-                self._say_once(f"node {entry.key}", "node.unreadable", process=entry.key, reason=str(wrong))
-        self._fleet.observe(statuses, now, self._pulse.observe(revisions, time.monotonic()))
+        await self._lookout.look(now)
         self._observed_at = now
 
     async def _conduct(self, conductor: Conductor, now: float) -> None:
@@ -250,20 +238,12 @@ class Scheduler:
         await self._set_state(run, self._states[run].model_copy(update={"phase": RunPhase.ENDED, "reason": reason}))
 
     def _nodes(self) -> list[Node]:
-        holding: dict[str, set[str]] = {}
-        for conductor in self._conductors.values():
-            for node, service in conductor.progress.taken_epochs:
-                if conductor.progress.holds_device(node, service):
-                    holding.setdefault(node, set()).add(service)
-        return self._fleet.nodes(self._book.leases, {node: frozenset(services) for node, services in holding.items()})
+        held = holding(conductor.progress for conductor in self._conductors.values())
+        return self._lookout.fleet.nodes(self._book.leases, held)
 
     def _plan(self, now: float) -> Plan:
         nodes = self._nodes()
-        for node in nodes:
-            if node.num_roles > 1:
-                services = sorted(node.processes)
-                self._say_once(f"roles {node.name}", "node.has_two_roles", node=node.name, services=services,
-                               advice="give agent-runner and trajectory-manager a SEAMLESSFLOW_NODE of their own")  # fmt: skip
+        self._lookout.warn_of(nodes)
         runs = sorted(self._conductors, key=lambda run: (self._states[run].requested_at, run))
         return next_plan(nodes, self._book.leases, [self._conductors[run].demand for run in runs], now)
 
@@ -288,8 +268,3 @@ class Scheduler:
     async def _set_state(self, run: str, state: RunState) -> None:
         await (await self._context.bus.kv(RUNS_BUCKET)).put(run, pack_record(state))
         self._states[run] = state
-
-    def _say_once(self, key: str, event: str, **fields: object) -> None:
-        if self._said.get(key) != fields:
-            self._said[key] = fields
-            log.warning(event, **fields)

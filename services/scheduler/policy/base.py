@@ -1,7 +1,10 @@
 """What every policy is: a pure function from the nodes of one run and its demand to an assignment for each node.
 
 Always true of a policy: exactly one assignment per node, at most one node with ``trainer``, a reason for each. The same
-nodes and the same demand give the same answer, so nothing changes hands unless something changed.
+nodes, demand and time give the same answer, so nothing changes hands unless something changed.
+
+A gang takes a step together: the *lead* (the node of the run's trainer) and *members*, whose trainer processes hold their
+devices for it. ``policy.gang`` says in which order they come and go.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from seamlessflow.contracts import Lease, Role, Service
+from seamlessflow.contracts import Hardware, Lease, Role, Service
+from seamlessflow.contracts.tags import components
+from seamlessflow.tag_rules import Rule
 
 ROLLOUT, TRAIN = "rollout", "train"
 """Capabilities that processes announce."""
@@ -42,14 +47,39 @@ class Node:
     """When the lease was written (or first seen by this scheduler)."""
     holding: frozenset[str] = frozenset()
     """Services that said they took the device and did not say that they let go."""
+    tags: frozenset[str] = frozenset()
+    """What it has besides what its processes announce: given by hand."""
+    taken_away: frozenset[str] = frozenset()
+    """Tags that its processes announce and that it has not: taken away by hand."""
+    hardware: Hardware | None = None
+    """Of its device; None: not known."""
+    is_drained: bool = False
+    """By hand: it hands back what it has and takes nothing new."""
+    is_stuck: bool = False
+    """Its trainer waits for a device that a process keeps which has fallen silent."""
+    _has: frozenset[str] = field(init=False, repr=False, compare=False)
+    _can: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Capabilities of all its processes, and of those that are there: a decision over 1,000 nodes asks 10,000 times."""
+
+    def __post_init__(self) -> None:
+        processes = self.processes.values()
+        has = frozenset[str]().union(*(process.capabilities for process in processes))
+        all_there = all(process.gone_since is None for process in processes)
+        here = has if all_there else frozenset[str]().union(*(p.capabilities for p in processes if p.gone_since is None))
+        object.__setattr__(self, "_has", has)
+        object.__setattr__(self, "_can", here)
 
     def has(self, capability: str) -> bool:
         """Whether one of its processes, there or away for a moment, can do this."""
-        return any(capability in process.capabilities for process in self.processes.values())
+        return capability in self._has
+
+    def has_tag(self, component: str) -> bool:
+        """Whether it has one component of a tag, announced or given by hand."""
+        return component in self.tags or self.has(component)
 
     def can(self, capability: str) -> bool:
         """Whether one of its processes can do this now."""
-        return any(capability in p.capabilities and p.gone_since is None for p in self.processes.values())
+        return capability in self._can
 
     def serves_as(self, service: Service) -> bool:
         """Whether it is a serving node of this kind. One lease holds one role: a device or a manager comes first."""
@@ -63,8 +93,39 @@ class Node:
         return self.is_device + sum(service in self.processes for service in serving)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether one of its processes has not been heard of for a while, and may hang."""
+        return any(process.is_quiet for process in self.processes.values())
+
+    @property
     def is_device(self) -> bool:
         return self.has(ROLLOUT) or self.has(TRAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured of a run (``measures``), from journal times alone. None: not known yet."""
+
+    rollout_seconds: float | None = None
+    """Node-seconds of rollout that one step's worth of useful groups costs."""
+    train_seconds: float | None = None
+    """Node-seconds of one step: its duration times the size of its gang."""
+    reclaim_seconds: float | None = None
+    """From the lease that takes a node out of rollout until its trainer holds the device."""
+    lend_seconds: float | None = None
+    """From the lease that takes a node out of training until its worker samples."""
+    step_seconds: float | None = None
+    """Node-seconds that the step in progress should take, by its tokens; None: none is."""
+    step_nodes: int = 0
+    """Nodes that take the step in progress, or took the last one; 0: none ever was."""
+    step_began_at: float | None = None
+    """When the step that is being taken began; None: none is."""
+    step_taken_at: float | None = None
+    """When the newest step was taken."""
+    group_finished_at: float | None = None
+    """When the last member of the newest finished group ended."""
+    waited: tuple[float, float] | None = None
+    """Batches that waited when the last step was taken, and when the one before it was (infinite: it was the first)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +141,41 @@ class Demand:
     tags: tuple[str, ...] = (ROLLOUT,)
     """Tags of the generations its agents ask for."""
     num_buckets: int = 1
+    train_nodes: int = 1
+    """Most nodes that may take a step together."""
+    groups_per_step: int = 1
+    groups_ready: int = 0
+    """Finished groups that no step has used, those of a step in progress included."""
+    max_staleness: int = 0
+    """Batches that may be admitted ahead of the step: with 0 nothing is rolled out while a step is taken."""
+    rates: Rates = Rates()
+    settled_epochs: Mapping[str, int] = field(default_factory=dict)
+    """By node: the newest lease that its trainer obeys, once no step that began under an older one is still in progress."""
+    tag_rules: tuple[tuple[str, Rule], ...] = ()
+    """Tags that nodes have for this run when their hardware is so."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """By environment: the tag an agent-runner's node must have to run its agents; none for an environment that is not here."""
+
+    def lacks(self, node: Node, tag: str) -> tuple[str, ...]:
+        """Components of a tag that a node has not, for this run."""
+        lacking = [part for part in components(tag) if not node.has_tag(part)]
+        if lacking and self.tag_rules:
+            ruled = {given for given, rule in self.tag_rules if rule.holds(node.hardware)} - node.taken_away
+            lacking = [part for part in lacking if part not in ruled]
+        return tuple(lacking)
+
+    def served_by(self, node: Node) -> tuple[str, ...]:
+        """The run's work tags that a node has all components of."""
+        return tuple(tag for tag in self.tags if not self.lacks(node, tag))
+
+    def envs_of(self, node: Node) -> tuple[str, ...]:
+        """The run's environments whose agents an agent-runner's node can run."""
+        return tuple(env for env in self.envs if env not in self.needs or not self.lacks(node, self.needs[env]))
+
+    @property
+    def waiting(self) -> float:
+        """Batches that are complete, or partly so, besides the one that is being trained on."""
+        return max(0, self.groups_ready - self.wants_train * self.groups_per_step) / self.groups_per_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +188,12 @@ class Assignment:
     reason: str
     tags: tuple[str, ...] = ()
     trainer: bool = False
+    gang: tuple[str, ...] = ()
+    """Of the lead: all nodes of the steps that begin from now on, its own first; empty: it takes them alone. Of a member: its
+    lead and itself."""
     hand_back: bool = False
+    lent: bool = False
+    """It rolls out between steps that it takes part in; the trainer's node needs not say so."""
     never_rolls_out: bool = False
     """For the whole run; so it owns no affinity bucket."""
     buckets: tuple[int, ...] = ()
@@ -105,10 +206,15 @@ Policy = Callable[[Sequence[Node], Demand, float], list[Assignment]]
 def trainer_of(fleet: Iterable[Node], run: str) -> Node | None:
     """The node whose trainer process is the run's: the one that is already, else one that cannot roll out, else the first.
 
-    None when no node can train. A trainer that is away for a moment keeps its place.
+    None when no node can train. A trainer that is away for a moment keeps its place; one whose device is kept from it does
+    not, if there is another, and of others those come last that have fallen silent.
     """
     able = [node for node in fleet if node.has(TRAIN)]
-    return min(able, key=lambda node: (not _is_trainer(node, run), node.has(ROLLOUT), node.name), default=None)
+
+    def order(node: Node) -> tuple[bool, bool, bool, bool, str]:
+        return node.is_stuck, not _is_trainer(node, run), node.is_quiet, node.has(ROLLOUT), node.name
+
+    return min(able, key=order, default=None)
 
 
 def _is_trainer(node: Node, run: str) -> bool:
@@ -116,15 +222,27 @@ def _is_trainer(node: Node, run: str) -> bool:
 
 
 def rollout(node: Node, demand: Demand, reason: str, *, trainer: bool = False) -> Assignment:
-    """Sample for the run; a node without that capability idles and says so."""
+    """Sample for the run, for those of its work tags that the node has; one without any idles and says so."""
+    tags = demand.served_by(node)
+    if tags:
+        return Assignment(node.name, demand.run, Role.ROLLOUT, reason, tags, trainer)
     if node.has(ROLLOUT):
-        return Assignment(node.name, demand.run, Role.ROLLOUT, reason, demand.tags, trainer)
+        lacking = " and ".join(dict.fromkeys(part for tag in demand.tags for part in demand.lacks(node, tag)))
+        return idle(node, demand, f"nothing of the run is for it: it lacks {lacking}", trainer=trainer)
     return idle(node, demand, "it cannot roll out, and nothing else is to do", trainer=trainer)
 
 
-def train(node: Node, demand: Demand, reason: str, *, hand_back: bool = False) -> Assignment:
-    """Hold the device for optimiser steps."""
-    return Assignment(node.name, demand.run, Role.TRAIN, reason, trainer=True, hand_back=hand_back)
+def train(node: Node, demand: Demand, reason: str, *, hand_back: bool = False, members: Iterable[str] = ()) -> Assignment:
+    """Hold the device for optimiser steps, those with ``members`` together."""
+    gang = (node.name, *members)
+    gang = gang if len(gang) > 1 else ()
+    return Assignment(node.name, demand.run, Role.TRAIN, reason, trainer=True, gang=gang, hand_back=hand_back)
+
+
+def member(node: Node, lead: Node, demand: Demand, reason: str, *, hand_back: bool = False) -> Assignment:
+    """Hold the device for the steps of another node's trainer."""
+    gang = (lead.name, node.name)
+    return Assignment(node.name, demand.run, Role.TRAIN, reason, gang=gang, hand_back=hand_back)
 
 
 def idle(node: Node, demand: Demand, reason: str, *, trainer: bool = False, hand_back: bool = False) -> Assignment:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from seamlessflow.contracts import Lease, NodeStatus, Role
 from services.scheduler.allocation import allocate
 from services.scheduler.fleet import Fleet, HeldLease, split_evenly
+from services.scheduler.lease_book import next_lease
 from services.scheduler.plan import next_plan
 from services.scheduler.policy import Assignment, Demand, Node
 
@@ -56,11 +57,8 @@ class Sim:
 
     def write(self, changes: Sequence[Assignment]) -> None:
         for a in changes:
-            epoch = self.leases[a.node].lease.epoch + 1 if a.node in self.leases else 1
-            lease = Lease(
-                run=a.run, role=a.role, tags=a.tags, buckets=a.buckets, epoch=epoch, reason=a.reason, trainer=a.trainer
-            )
-            self.leases[a.node] = HeldLease(lease, epoch, self.now)
+            lease = next_lease(a, self.leases.get(a.node), self.now)
+            self.leases[a.node] = HeldLease(lease, lease.epoch, self.now)
 
 
 def demand(run: str, *, policy: str = "multiplexed", num_shards: int = 2) -> Demand:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.contracts import Lease, Role, Service
+from seamlessflow.contracts import Role, Service
+from services.scheduler.fleet import HeldLease
+from services.scheduler.lease_book import next_lease
 from services.scheduler.policy import POLICIES, Assignment, Demand, Node, Process
 from services.scheduler.policy.colocated import RELEASE_SECONDS
 
@@ -36,8 +38,7 @@ def obey(nodes: list[Node], given_out: list[Assignment], now: float = 0.0) -> li
     done = []
     for each in nodes:
         a = by_name[each.name]
-        epoch = each.lease.epoch + 1 if each.lease else 1
-        lease = Lease(run=a.run, role=a.role, tags=a.tags, epoch=epoch, trainer=a.trainer, hand_back=a.hand_back)
+        lease = next_lease(a, HeldLease(each.lease, 1, each.lease_since) if each.lease else None, now)
         holder = {Role.ROLLOUT: {WORKER}, Role.TRAIN: {TRAINER}}.get(a.role, set())
         done.append(replace(each, lease=lease, lease_since=now, holding=frozenset(holder & set(each.processes))))
     return done

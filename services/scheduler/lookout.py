@@ -1,0 +1,86 @@
+"""Looking at the fleet: presences and orders as they stand in their buckets, taken into the pure pictures of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from seamlessflow.codec import unpack_record
+from seamlessflow.contracts import NodeOrder, NodeStatus, Service
+from seamlessflow.contracts.fleet import CONFLICT
+from seamlessflow.contracts.routes import NODES_BUCKET, ORDERS_BUCKET
+from seamlessflow.errors import MalformedMessage
+from seamlessflow.runtime import Context
+
+from .config import SchedulerSettings
+from .doubles import Doubles, Name
+from .fleet import Fleet
+from .policy import Node
+from .pulse import Pulse
+
+log = structlog.get_logger()
+
+
+class Lookout:
+    """``fleet`` is what the last look saw. Everything a person should know of a node is logged when it changes."""
+
+    def __init__(self, context: Context, settings: SchedulerSettings) -> None:
+        self._context = context
+        self.fleet = Fleet(settings.gone_seconds)
+        self._pulse, self._doubles = Pulse(settings.quiet_seconds), Doubles()
+        self._said: dict[str, object] = {}
+
+    async def look(self, now: float) -> None:
+        """Read both buckets. ``now``: Unix seconds."""
+        statuses, revisions, instances = list[NodeStatus](), dict[Name, int](), dict[Name, str]()
+        for entry in await (await self._context.bus.kv(NODES_BUCKET)).entries():
+            try:
+                status = unpack_record(NodeStatus, entry.value)
+            except MalformedMessage as wrong:
+                self._say_once(f"node {entry.key}", "node.unreadable", process=entry.key, reason=str(wrong))
+                continue
+            statuses.append(status)
+            revisions[status.node, status.service] = entry.revision
+            if status.service != Service.SCHEDULER:  # followers may share a node with their leader
+                instances[status.node, status.service] = status.instance
+        orders = await self._read_orders()
+        self.fleet.observe(statuses, now, self._pulse.observe(revisions, time.monotonic()), orders)
+        self._show_doubles(self._doubles.observe(instances, time.monotonic()))
+
+    def warn_of(self, nodes: list[Node]) -> None:
+        """Say which nodes are deployed in a way that cannot work."""
+        for node in nodes:
+            if node.num_roles > 1:
+                services = sorted(node.processes)
+                self._say_once(f"roles {node.name}", "node.has_two_roles", node=node.name, services=services,
+                               advice="give agent-runner and trajectory-manager a SEAMLESSFLOW_NODE of their own")  # fmt: skip
+            if node.is_stuck:
+                keepers = sorted(node.holding)
+                self._say_once(f"stuck {node.name}", "node.device_stuck", node=node.name, kept_by=keepers,
+                               advice="it is there and hangs, or ended without a word: end it, or start it again")  # fmt: skip
+
+    async def _read_orders(self) -> dict[str, NodeOrder]:
+        """What people ordered by hand, of nodes that are not there, too."""
+        orders = {}
+        for entry in await (await self._context.bus.kv(ORDERS_BUCKET)).entries():
+            try:
+                orders[entry.key] = unpack_record(NodeOrder, entry.value)
+            except MalformedMessage as wrong:
+                self._say_once(f"order {entry.key}", "order.unreadable", node=entry.key, reason=str(wrong))
+        return orders
+
+    def _show_doubles(self, doubles: Mapping[Name, tuple[str, str]]) -> None:
+        """In the log, and in our presence, where ``seamlessflow nodes`` finds them."""
+        for (node, service), pair in doubles.items():
+            self._say_once(f"double {node} {service}", "node.has_two_processes", node=node, service=service, instances=pair,
+                           advice="end one of them, or give it a SEAMLESSFLOW_NODE of its own")  # fmt: skip
+        self._context.presence.update(
+            facts={f"{CONFLICT}{node}.{service}": " and ".join(pair) for (node, service), pair in doubles.items()}
+        )
+
+    def _say_once(self, key: str, event: str, **fields: object) -> None:
+        if self._said.get(key) != fields:
+            self._said[key] = fields
+            log.warning(event, **fields)

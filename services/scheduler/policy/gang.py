@@ -1,0 +1,103 @@
+"""How a gang comes together and parts. Pure.
+
+    told TRAIN ──▶ holds its device ──▶ in the lead's gang ──▶ not in it ──▶ settled ──▶ told something else
+    (a member)     RoleTaken             the lead's lease,      its lease,    no step that began with it is in progress
+                                         from its next step on  likewise
+
+Release before grant: the lead, which rolls out until then, is told TRAIN when every member holds its device, or had its time.
+Afterwards members come and go while steps are taken, each at the end of one: a lease says with whom *the next* step is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from seamlessflow.contracts import Role, Service
+
+from .base import ROLLOUT, TRAIN, Assignment, Demand, Node, member, train
+
+RELEASE_SECONDS = 10.0
+"""Who was told to let go of a device, or to take one, and has not said so for this long (and for three times as long as
+that took others) is no longer waited for."""
+SLOW = 3.0
+MOST_NAMED = 5
+TRAINER, WORKER = Service.TRAINER.value, Service.ROLLOUT_WORKER.value
+
+
+def choose_members(fleet: Sequence[Node], demand: Demand, now: float, lead: Node, num_nodes: int) -> list[Node]:
+    """With whom the lead takes its steps: who is with it already, then who can do nothing else, then by name."""
+
+    def rank(node: Node) -> tuple[bool, bool, bool, bool, str]:
+        waits_in_vain = node.is_stuck or is_overdue(node, demand, now)
+        return waits_in_vain, not is_told(node, demand), node.is_quiet, node.has(ROLLOUT), node.name
+
+    able = [node for node in fleet if node is not lead and node.can(TRAIN)]
+    return sorted(able, key=rank)[: max(0, min(num_nodes, demand.train_nodes) - 1)]
+
+
+def steered(
+    fleet: Sequence[Node],
+    demand: Demand,
+    now: float,
+    lead: Node,
+    members: Sequence[Node],
+    reason: str,
+    otherwise: Callable[[Node], Assignment],
+) -> list[Assignment]:
+    """What brings the gang to these nodes. ``otherwise``: what a node does that is not (or not yet, or no longer) in it."""
+    wanted = {node.name for node in members}
+    arrived = [node.name for node in members if is_in_place(node, demand)]
+    awaited = any(not is_in_place(node, demand) and not is_overdue(node, demand, now) for node in members)
+    begun = is_told(lead, demand)
+    in_step = _may_be_in_step(fleet, lead, demand) if begun else frozenset[str]()
+    hand_back = any(node.can(ROLLOUT) and node is not lead and node.name not in wanted for node in fleet)
+
+    def of(node: Node) -> Assignment:
+        if node is lead:
+            if awaited and not begun:
+                return otherwise(node)
+            return train(node, demand, _with(reason, arrived), hand_back=hand_back, members=arrived)
+        if node.name in wanted:
+            return member(node, lead, demand, f"{reason}: it is one of {len(members) + 1} nodes", hand_back=hand_back)
+        if node.name in in_step:
+            return member(node, lead, demand, "it leaves the gang when the step is taken", hand_back=hand_back)
+        return otherwise(node)
+
+    return [of(node) for node in fleet]
+
+
+def is_told(node: Node, demand: Demand) -> bool:
+    """Whether its lease says that it trains for the run, alone, as the lead or as a member."""
+    return node.lease is not None and node.lease.run == demand.run and node.lease.role is Role.TRAIN
+
+
+def is_in_place(node: Node, demand: Demand) -> bool:
+    """Whether its trainer holds its device for the run."""
+    holds = TRAINER in node.holding and WORKER not in node.holding
+    return is_told(node, demand) and holds and node.can(TRAIN)
+
+
+def is_overdue(node: Node, demand: Demand, now: float) -> bool:
+    """Whether it was told to train and should be in place by now."""
+    late = now - node.lease_since >= patience(demand)
+    return is_told(node, demand) and not is_in_place(node, demand) and late
+
+
+def patience(demand: Demand) -> float:
+    """How long a node may take from its lease to its device, in seconds."""
+    return max(RELEASE_SECONDS, SLOW * (demand.rates.reclaim_seconds or 0.0))
+
+
+def _may_be_in_step(fleet: Sequence[Node], lead: Node, demand: Demand) -> frozenset[str]:
+    """Nodes told to train that the lead's lease names, or may have named when the step in progress began."""
+    assert lead.lease is not None
+    told = frozenset(node.name for node in fleet if is_told(node, demand))
+    is_settled = demand.settled_epochs.get(lead.name, -1) >= lead.lease.epoch
+    return told & frozenset(lead.lease.gang) if is_settled else told
+
+
+def _with(reason: str, members: Sequence[str]) -> str:
+    if not members:
+        return reason
+    named = ", ".join(members[:MOST_NAMED])
+    return f"{reason}; with {named}" + (f" and {len(members) - MOST_NAMED} others" if len(members) > MOST_NAMED else "")

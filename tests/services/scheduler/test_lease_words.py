@@ -1,0 +1,27 @@
+"""What the scheduler says of a lease it wrote: pictures and people read it long after."""
+
+from seamlessflow.blobs import Store
+from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.client import Client
+from seamlessflow.contracts import Role, RoleAssigned
+from seamlessflow.contracts.streams import control_streams, run_streams
+from seamlessflow.runtime.speaker import Speaker
+from services.scheduler.lease_book import LeaseBook
+from services.scheduler.policy import Assignment
+
+
+async def test_a_node_that_goes_to_another_run_leaves_the_first_one():
+    """Idle is of the run, and to be used; left is not."""
+    bus, store = MemoryBus(), Store("memory://lease-words")
+    for spec in (*control_streams(), *run_streams("r1"), *run_streams("r2")):
+        await bus.ensure_stream(spec)
+    book = LeaseBook(bus, Speaker(bus, store))
+    for run, role in (("r1", Role.ROLLOUT), ("r1", Role.IDLE), ("r2", Role.ROLLOUT), (None, Role.IDLE)):
+        await book.write(Assignment("n", run, role, "because"), 0.0)
+
+    said = {
+        run: [(event.role, event.left) async for _, event in Client(bus, store).events(run) if isinstance(event, RoleAssigned)]
+        for run in ("r1", "r2")
+    }
+    assert said["r1"] == [(Role.ROLLOUT, False), (Role.IDLE, False), (Role.IDLE, True)]
+    assert said["r2"] == [(Role.ROLLOUT, False), (Role.IDLE, True)]
