@@ -7,13 +7,15 @@ remembers  checkpoints in the store (model, optimiser, what they consumed); ever
            and from samples that are not acknowledged yet
 promises   a group is closed exactly once; samples are acknowledged only when their group is closed; a version number is
            never used twice; only what a durable checkpoint holds counts as committed; killed at any line, it goes on;
-           SIGTERM keeps the steps that were taken (a checkpoint, within ten seconds, else as killed)
-waits for  a lease that makes it a run's trainer; complete groups; the device, while the lease's role is train
+           SIGTERM keeps the steps that were taken (a checkpoint, within ten seconds, else as killed); as a member of a
+           gang it holds its device for another's steps, and joins no run
+waits for  a lease that makes it a run's trainer, or a member; complete groups; the device, while the lease's role is train
 
     service   leases ─▶ one Training            training      a run from joining to TrainingEnded
     intake    deliveries ─▶ groups              stepping      groups ─▶ BatchReady, a step, StepTaken
     commits   checkpoint ─▶ GroupTrained, StepsCommitted, acknowledgements
-    pure      groups · batches · correction · packing · standing · step_metrics · algorithms/
-    torch     learner · microbatches · precision · loading · tensorfiles
+    device_turn   who has the device, as the lead of a gang, alone, or as a member
+    pure      groups · batches · parts · correction · packing · standing · step_metrics · algorithms/
+    torch     building (what a learner is, and which) · learner · microbatches · precision · loading · tensorfiles
     store     checkpoints · publishing
 """

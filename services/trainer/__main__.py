@@ -9,7 +9,9 @@ from .service import Trainer
 
 async def main() -> None:
     settings = TrainerSettings()
-    async with open_context(Service.TRAINER, settings, capabilities=("train",)) as context:
+    hardware = settings.found_hardware(settings.device)
+    async with open_context(Service.TRAINER, settings, capabilities=settings.announced("train")) as context:
+        context.presence.update(hardware=hardware)
         await Trainer(context, settings).run()
 
 

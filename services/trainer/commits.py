@@ -20,9 +20,9 @@ from seamlessflow.contracts import GroupTrained, StepsCommitted
 from seamlessflow.runtime import Speaker
 
 from .batches import TrainingBatch
+from .building import StepLearner
 from .checkpoints import Checkpoint, CheckpointStore, Snapshot, snapshot
 from .intake import Intake
-from .learner import Learner
 from .threads import in_thread, patiently
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ class Commits:
         for group, episodes in zip(batch.groups, batch.episodes, strict=True):
             self._trained.append(GroupTrained(run=self._run, group=group.group, step=step, episodes=episodes))
 
-    async def begin(self, step: int, learner: Learner, intake: Intake, tasks: asyncio.TaskGroup) -> None:
+    async def begin(self, step: int, learner: StepLearner, intake: Intake, tasks: asyncio.TaskGroup) -> None:
         """Copy the learner as it is and write the copy in the background. Returns when learning may go on."""
         await self.settle()
         copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))

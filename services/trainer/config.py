@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from seamlessflow.settings import Settings
+from seamlessflow.device_settings import DeviceSettings
 
 
-class TrainerSettings(Settings):
+class TrainerSettings(DeviceSettings):
     """Read from ``SEAMLESSFLOW_*`` like the others."""
 
     device: str = "auto"

@@ -1,7 +1,7 @@
 """Whose turn the device is: the trainer computes only while its lease says train and it holds the device lock.
 
-lease train  ──▶ take the lock ──▶ RoleTaken ──▶ steps may begin
-other lease  ──▶ no step begins; the one in progress ends ──▶ release the lock ──▶ RoleReleased
+lease train  ──▶ take the lock, load ──▶ RoleTaken ──▶ the run's trainer may step; a member of its gang holds the device for it
+other lease  ──▶ no step begins; the one in progress ends ──▶ unload, release the lock ──▶ RoleReleased
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import structlog
 
@@ -19,41 +20,84 @@ from seamlessflow.runtime import DeviceLock, Speaker
 log = structlog.get_logger()
 
 
+class Occupant(Protocol):
+    """What moves to the device when it is taken, and away before it is released."""
+
+    async def load(self) -> None:
+        """May be cancelled; ``unload`` follows then, too."""
+        ...
+
+    async def unload(self) -> None: ...
+
+
+class _Nothing:
+    """The torch learner stays where it is: both are there all the time."""
+
+    async def load(self) -> None:
+        pass
+
+    async def unload(self) -> None:
+        pass
+
+
 class DeviceTurn:
     """One per process; serves one run at a time."""
 
-    def __init__(self, lock: DeviceLock, speaker: Speaker, node: str) -> None:
+    def __init__(self, lock: DeviceLock, speaker: Speaker, node: str, occupant: Occupant | None = None) -> None:
         self._lock, self._speaker, self._node = lock, speaker, node
+        self._occupant = occupant or _Nothing()
         self._may_step = asyncio.Event()
         self._step = asyncio.Lock()
         self._taking: asyncio.Task[None] | None = None
+        self._lent_by: str | None = None
+        """The run that may think that we have its device: it heard RoleTaken and no RoleReleased."""
+        self._is_loaded = False
+        self._is_new = True
+        """An earlier process of this node may have died with the device; nobody else will say that it is free."""
         self.epoch = 0
         """Of the newest lease."""
+        self.recalled = asyncio.Event()
+        """Set while the newest lease does not leave us the device: a step that still waits for groups has to end."""
+        self.num_nodes = 1
+        """How many nodes take a step together under the newest lease, this one included."""
 
     async def on_lease(self, lease: Lease) -> None:
-        """Obey a lease that names our run. Taking may wait for the lock, in the background; releasing waits for a step."""
-        self.epoch = lease.epoch
-        await self._stop_taking()
-        if lease.role is Role.TRAIN:
-            self._taking = asyncio.create_task(self._take(lease))
+        """Obey a lease. Taking may wait for the lock, in the background; releasing waits for a step."""
+        self.epoch, self.num_nodes = lease.epoch, max(1, len(lease.gang))
+        is_new, self._is_new = self._is_new, False
+        if lease.run is not None and lease.role is Role.TRAIN:
+            self.recalled.clear()
         else:
+            self.recalled.set()
+        await self._stop_taking()
+        if self._lent_by not in (None, lease.run):
+            await self._give_back(str(self._lent_by))
+        if lease.run is None:
             await self.release()
-            assert lease.run is not None
-            await self._speaker.say(
-                RoleReleased(run=lease.run, node=self._node, epoch=lease.epoch, service=Service.TRAINER.value)
-            )
+        elif lease.role is Role.TRAIN:
+            self._taking = asyncio.create_task(self._take(lease.run))
+        elif lease.trainer or self._lent_by is not None or is_new:
+            await self._give_back(lease.run)
 
-    async def _take(self, lease: Lease) -> None:
+    async def _take(self, run: str) -> None:
         if not self._lock.held:
             await self._lock.take()
+        self._lent_by = run
+        if not self._is_loaded:
+            await self._occupant.load()
+            self._is_loaded = True
         self._may_step.set()
-        log.info("device.taken", epoch=lease.epoch)
-        assert lease.run is not None
-        taken = RoleTaken(run=lease.run, node=self._node, epoch=lease.epoch, service=Service.TRAINER.value)
+        log.info("device.taken", epoch=self.epoch, num_nodes=self.num_nodes)
+        taken = RoleTaken(run=run, node=self._node, epoch=self.epoch, service=Service.TRAINER.value)
         try:
             await self._speaker.say(taken)
         except SeamlessFlowError as wrong:  # the device is ours all the same; StepTaken will show it
-            log.warning("device.unsaid", epoch=lease.epoch, reason=str(wrong))
+            log.warning("device.unsaid", epoch=self.epoch, reason=str(wrong))
+
+    async def _give_back(self, run: str) -> None:
+        await self.release()
+        await self._speaker.say(RoleReleased(run=run, node=self._node, epoch=self.epoch, service=Service.TRAINER.value))
+        self._lent_by = None
 
     async def _stop_taking(self) -> None:
         if self._taking is not None:
@@ -67,7 +111,11 @@ class DeviceTurn:
         self._may_step.clear()
         async with self._step:
             if self._lock.held:
-                self._lock.release()
+                try:
+                    await self._occupant.unload()
+                finally:
+                    self._is_loaded = False
+                    self._lock.release()
                 log.info("device.released", epoch=self.epoch)
 
     @asynccontextmanager

@@ -21,12 +21,11 @@ from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 from seamlessflow.weights import MANIFEST, model_path, publish_folder
 
+from .building import BuildLearner, StepLearner
 from .checkpoints import CheckpointStore
 from .commits import say_committed
 from .config import TrainerSettings
-from .learner import Learner
-from .loading import load_learner, model_files, served_dtype
-from .precision import pick_device
+from .loading import model_files, served_dtype
 from .publishing import WeightsPublisher
 from .threads import in_thread, patiently
 
@@ -37,7 +36,7 @@ log = structlog.get_logger()
 class Joined:
     """Everything a line of training begins with."""
 
-    learner: Learner
+    learner: StepLearner
     publisher: WeightsPublisher
     checkpoints: CheckpointStore
     steps: VersionSteps
@@ -48,11 +47,12 @@ class Joined:
     """Groups whose end was said."""
 
 
-async def join_run(context: Context, run: str, config: RunConfig, settings: TrainerSettings, epoch: int) -> Joined:
+async def join_run(
+    context: Context, run: str, config: RunConfig, settings: TrainerSettings, epoch: int, build: BuildLearner
+) -> Joined:
     """Raises BadInput for a model that cannot be trained, Unavailable for one that cannot be had."""
     folder = await patiently("model.resolve", resolve_model, config.model.name, settings.model_cache)
-    device = pick_device(settings.device)
-    learner = await in_thread(load_learner, folder, config, device)
+    learner = await in_thread(build, folder, config, settings)
     checkpoints = CheckpointStore(context.store, run, settings.work_dir)
     step = await _restore(context, run, learner, checkpoints)
     steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
@@ -65,11 +65,11 @@ async def join_run(context: Context, run: str, config: RunConfig, settings: Trai
     line = 1 if earlier is None else earlier.line + 1
     closed = await _closed(context, run)
     await context.speaker.say(TrainerStarted(run=run, line=line, step=step, weights_version=published.weights_version))
-    log.info("training.joined", line=line, step=step, weights_version=published.weights_version, device=str(device))
+    log.info("training.joined", line=line, step=step, weights_version=published.weights_version)
     return Joined(learner, publisher, checkpoints, steps, line, step, closed)
 
 
-async def _restore(context: Context, run: str, learner: Learner, checkpoints: CheckpointStore) -> int:
+async def _restore(context: Context, run: str, learner: StepLearner, checkpoints: CheckpointStore) -> int:
     """Load the newest checkpoint and say what it means; returns its step, 0 without one."""
     found = await patiently("checkpoint.read", checkpoints.newest)
     if found is None:

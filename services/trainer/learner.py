@@ -8,7 +8,7 @@ Knows nothing of runs, groups or the bus.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,26 +85,60 @@ class Learner:
         return int(self._head.weight.shape[0])
 
     def train(
-        self, batch: TrainingBatch, *, learning_rate: float, should_stop: Callable[[], bool] = lambda: False
+        self,
+        batch: TrainingBatch,
+        *,
+        learning_rate: float,
+        num_nodes: int = 1,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> StepFigures:
-        """One optimiser step. Raises NotFinite or Abandoned; then nothing was changed."""
-        figures = StepFigures()
+        """``train_parts`` of a batch that is whole."""
+        return self.train_parts([batch], learning_rate=learning_rate, num_nodes=num_nodes, should_stop=should_stop)
+
+    def train_parts(
+        self,
+        parts: Iterable[TrainingBatch],
+        *,
+        learning_rate: float,
+        num_nodes: int = 1,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> StepFigures:
+        """One optimiser step, on this device alone. Raises NotFinite or Abandoned; then nothing was changed.
+
+        parts: at least one; taken as they come, and waited for. The step is that of all of them as one batch, up to rounding.
+        """
         self._optimizer.zero_grad(set_to_none=True)
-        paths = batch.teaching_paths
-        figures.num_computed = sum(len(path.trained) for group in paths for path in group)
-        if not figures.num_computed:
-            return figures
-        for micro_batch in self._micro_batches(paths):
-            if should_stop():
-                self._optimizer.zero_grad(set_to_none=True)
-                raise Abandoned("the step was given up on request; nothing was changed")
-            self._accumulate(micro_batch.to(self._device), batch, figures)
-        figures.grad_norm = self._clip()
-        _require_finite(figures)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        try:
+            figures = self._gradients(parts, should_stop)
+            if figures.num_computed:
+                figures.grad_norm = self._clip()
+                _require_finite(figures)
+                for group in self._optimizer.param_groups:
+                    group["lr"] = learning_rate
+                self._optimizer.step()
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        return figures
+
+    def _gradients(self, parts: Iterable[TrainingBatch], should_stop: Callable[[], bool]) -> StepFigures:
+        """Of the loss of all parts together. How many tokens that is shows only at the end: until then those of the first
+        part stand for it."""
+        figures, unit, total = StepFigures(), 0, 0
+        for batch in parts:
+            unit, total = unit or max(1, batch.num_trained), total + batch.num_trained
+            paths = batch.teaching_paths
+            figures.num_computed += sum(len(path.trained) for group in paths for path in group)
+            for micro_batch in self._micro_batches(paths):
+                if should_stop():
+                    raise Abandoned("the step was given up on request; nothing was changed")
+                self._accumulate(micro_batch.to(self._device), batch, figures, unit)
+        if figures.num_computed:
+            figures.loss *= unit / total
+            figures.importance_ratio /= figures.num_computed
+            figures.truncated_fraction /= figures.num_computed
+            if total != unit:
+                gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+                torch._foreach_mul_(gradients, unit / total)
         return figures
 
     def _micro_batches(self, groups: Sequence[Sequence[Path]]) -> Iterator[MicroBatch]:
@@ -128,19 +162,19 @@ class Learner:
         logprobs_UV = torch.log_softmax(logits_UV.float() / self._settings.temperature, dim=-1)
         return logprobs_UV[micro.pick_K, micro.targets_K]
 
-    def _accumulate(self, micro: MicroBatch, batch: TrainingBatch, figures: StepFigures) -> None:
+    def _accumulate(self, micro: MicroBatch, batch: TrainingBatch, figures: StepFigures, num_step_tokens: int) -> None:
         tokens_K = micro.tokens_K.cpu()
         engine_K = batch.engine_logprobs_N[tokens_K].to(self._device)
         advantages_K = batch.advantages_N[tokens_K].to(self._device)
         logprobs_K = self._forward(micro)
-        cap, total = self._settings.importance_cap, batch.num_trained
-        loss = policy_loss(logprobs_K, engine_K, advantages_K, importance_cap=cap, num_step_tokens=total)
+        cap = self._settings.importance_cap
+        loss = policy_loss(logprobs_K, engine_K, advantages_K, importance_cap=cap, num_step_tokens=num_step_tokens)
         loss.backward()  # type: ignore[no-untyped-call]
         ratios_K = importance_ratios(logprobs_K, engine_K)
         gap, gap_tokens = logprob_gap(logprobs_K, engine_K, batch.is_current_N[tokens_K].to(self._device))
         figures.loss += float(loss.detach())
-        figures.importance_ratio += float(ratios_K.sum()) / figures.num_computed
-        figures.truncated_fraction += float((ratios_K > cap).sum()) / figures.num_computed
+        figures.importance_ratio += float(ratios_K.sum())
+        figures.truncated_fraction += float((ratios_K > cap).sum())
         figures.gap_sum += gap
         figures.gap_tokens += gap_tokens
 

@@ -6,11 +6,12 @@ import asyncio
 
 import structlog
 
-from seamlessflow.contracts import Lease
+from seamlessflow.contracts import Lease, Role
 from seamlessflow.runtime import Context, DeviceLock, LeaseWatch
 
+from .building import BuildLearner, build_learner
 from .config import TrainerSettings
-from .device_turn import DeviceTurn
+from .device_turn import DeviceTurn, Occupant
 from .training import Training
 
 log = structlog.get_logger()
@@ -21,11 +22,24 @@ by then is done again, as after a kill."""
 
 
 class Trainer:
-    """One process: at most one run at a time. Joins the run of a lease that says ``trainer``, whatever its role."""
+    """One process: at most one run at a time. Joins the run of a lease that says ``trainer``, whatever its role.
 
-    def __init__(self, context: Context, settings: TrainerSettings) -> None:
-        self._context, self._settings = context, settings
-        self._device = DeviceTurn(DeviceLock(settings.work_dir, settings.node), context.speaker, settings.node)
+    A lease with role train that does not say ``trainer`` makes the node a member of a gang: its device is held for the
+    steps of the run's trainer, and nothing is joined. ``build``: what loads the learner. ``occupant``: what the device is
+    taken for, where that has to move.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        settings: TrainerSettings,
+        *,
+        build: BuildLearner = build_learner,
+        occupant: Occupant | None = None,
+    ) -> None:
+        self._context, self._settings, self._build = context, settings, build
+        lock = DeviceLock(settings.work_dir, settings.node)
+        self._device = DeviceTurn(lock, context.speaker, settings.node, occupant)
         self._training: Training | None = None
         self._task: asyncio.Task[None] | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -47,11 +61,11 @@ class Trainer:
         wanted = lease.run if lease.trainer else None
         if self._training is not None and self._training.run_name != wanted:
             await self._leave()
-        if wanted is None:
-            return
         await self._device.on_lease(lease)
-        if self._training is None:
-            self._training = Training(self._context, self._settings, wanted, self._device)
+        if wanted is None:
+            self._context.presence.update(state=_standing_by(lease))
+        elif self._training is None:
+            self._training = Training(self._context, self._settings, wanted, self._device, self._build)
             self._task = asyncio.create_task(self._training.run())
             self._task.add_done_callback(self._on_done)
 
@@ -74,3 +88,11 @@ class Trainer:
             self._context.presence.update(state="waiting for a lease")
         self._training = self._task = None
         await self._device.release()
+
+
+def _standing_by(lease: Lease) -> str:
+    """What a process that trains no run does under a lease, for people."""
+    if lease.run is None or lease.role is not Role.TRAIN:
+        return "waiting for a lease"
+    lead = f" of {lease.gang[0]}" if lease.gang else ""
+    return f"{lease.run}: holds its device for the steps{lead}"

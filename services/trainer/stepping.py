@@ -3,10 +3,15 @@
 A batch that cannot be learned from (not finite, or from another line) stops the run with a reason; the weights stay as
 they were before it, and no further step begins. Asked to ``stop``, no further step begins either: one in progress is
 given up between two micro-batches, or published and said when it is past the last of them.
+
+Where ``algorithm.begin_share`` says so a step begins before its batch is whole: what comes while it learns is fed to it, and
+what does not come in time is left for the next step.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 import time
 
@@ -24,6 +29,7 @@ from .groups import Group
 from .intake import Intake
 from .joining import Joined
 from .learner import Abandoned, NotFinite, StepFigures, learning_rate_at
+from .parts import Feed, joined
 from .saying import cannot_go_on, say_state
 from .standing import Standing
 from .step_metrics import StepTimes, step_metrics
@@ -31,6 +37,8 @@ from .threads import in_thread
 
 log = structlog.get_logger()
 
+REST_SECONDS = 60.0
+"""How long a step that began early waits for one more group: there may be nobody who samples while it has the device."""
 SHOWN = ("reward", "loss", "grad_norm", "logprob_gap", "trained_tokens", "seconds_wait", "seconds_train")
 """Metrics in the log line of a step; StepTaken has them all."""
 
@@ -62,18 +70,25 @@ class Stepping:
         self._intake.news.set()
 
     async def next_groups(self) -> list[Group]:
-        """The groups of the next step, taken from the book; empty when there will be no further step."""
+        """The groups that the next step begins with, taken from the book; empty when there will be no further step."""
         say_state(self._context, self._run, f"waiting for groups for step {self.standing.step + 1}")
-        intake, wanted = self._intake, self._config.algorithm.groups_per_step
+        intake, algorithm = self._intake, self._config.algorithm
+        wanted, enough = algorithm.groups_per_step, math.ceil(algorithm.begin_share * algorithm.groups_per_step)
         while True:
             intake.news.clear()
-            if self._stopped.is_set() or (intake.end is not None and (self._failed or not intake.end.train_rest)):
+            if self._is_over:
                 return []
             ready = [] if self._failed else await self._fresh()
-            if len(ready) >= wanted or intake.end is not None:
+            if len(ready) >= enough or intake.end is not None:
                 intake.book.take(ready[:wanted])
                 return ready[:wanted]
             await intake.news.wait()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether no further step is wanted."""
+        end = self._intake.end
+        return self._stopped.is_set() or (end is not None and (self._failed or not end.train_rest))
 
     async def _fresh(self) -> list[Group]:
         """Ready groups, after dropping those of which every token is too old."""
@@ -87,21 +102,26 @@ class Stepping:
         return book.ready
 
     async def take(self, groups: list[Group]) -> bool:
-        """One step on some groups. False: it did not happen, and its groups are as before."""
+        """One step that begins with some groups. False: it did not happen, and its groups are as before."""
+        taken = list(groups)
         try:
-            version = self._joined.publisher.weights_version
-            batch = make_batch(groups, self._joined.steps, self.standing.step, version, self._config.algorithm)
-            done = await self._take(batch)
+            done = await self._take(self._batch(groups), taken)
         except (BadInput, NotFinite, ValueError) as wrong:
             await self._fail(str(wrong))
             if self.standing.exact is None:
                 raise  # learned and not published: only the next line knows where it stands, and the run is stopped
             done = False
         if not done:
-            self._intake.book.put_back(groups)
+            self._intake.book.put_back(taken)
         return done
 
-    async def _take(self, batch: TrainingBatch) -> bool:
+    def _batch(self, groups: list[Group]) -> TrainingBatch:
+        """Judged as of now: during a step nothing of it changes."""
+        version = self._joined.publisher.weights_version
+        return make_batch(groups, self._joined.steps, self.standing.step, version, self._config.algorithm)
+
+    async def _take(self, batch: TrainingBatch, taken: list[Group]) -> bool:
+        """``taken`` grows by the groups that come in time."""
         step = self.standing.step + 1
         num_groups, num_tokens = len(batch.groups), len(batch.ages)
         await self._context.speaker.say(
@@ -109,25 +129,36 @@ class Stepping:
         )
         say_state(self._context, self._run, f"waiting for the device for step {step}")
         async with self._device.held(self._intake.stop_now) as ours:
-            done = ours and await self._learn(batch, step)
+            done = ours and await self._learn(batch, taken, step)
         await in_thread(self._joined.publisher.collect)
         return done
 
-    async def _learn(self, batch: TrainingBatch, step: int) -> bool:
+    async def _learn(self, first: TrainingBatch, taken: list[Group], step: int) -> bool:
         """False: it was given up."""
         say_state(self._context, self._run, f"taking step {step}")
         began, rate, learner = time.monotonic(), learning_rate_at(step, self._config.algorithm), self._joined.learner
+        num_nodes, should_stop = self._device.num_nodes, self._stopped.is_set
+        parts, feed = [first], Feed()
+        feed.put(first)
         self.standing.begin()
+        feeding = asyncio.create_task(self._feed_rest(feed, parts, taken))
         try:
-            figures = await in_thread(learner.train, batch, learning_rate=rate, should_stop=self._stopped.is_set)
+            figures = await in_thread(
+                learner.train_parts, feed, learning_rate=rate, num_nodes=num_nodes, should_stop=should_stop
+            )
         except Abandoned:
             self.standing.undone()
             log.info("step.given_up", step=step)
+            if feeding.done() and not feeding.cancelled() and (wrong := feeding.exception()) is not None:
+                raise wrong from None
             return False
         except (BadInput, NotFinite, ValueError):
             self.standing.undone()
             raise
-        learned = time.monotonic()
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+        batch, learned = joined(parts), time.monotonic()
         published = await self._joined.publisher.publish(learner.weights(), step=step, epoch=self._device.epoch)
         times = StepTimes(began - self._last_step_at, learned - began, time.monotonic() - learned)
         await self._say_step(batch, step, figures, times, rate, published.weights_version)
@@ -135,6 +166,38 @@ class Stepping:
         self.standing.taken()
         self._last_step_at = time.monotonic()
         return True
+
+    async def _feed_rest(self, feed: Feed, parts: list[TrainingBatch], taken: list[Group]) -> None:
+        """Feed what comes until the batch is whole, nothing more comes, or the device is wanted back."""
+        intake, wanted = self._intake, self._config.algorithm.groups_per_step
+        try:
+            while len(taken) < wanted:
+                intake.news.clear()
+                more = [] if self._is_over or self._failed else (await self._fresh())[: wanted - len(taken)]
+                if self._is_over or self._failed:
+                    feed.give_up()
+                    return
+                if more:
+                    intake.book.take(more)
+                    taken += more
+                    parts.append(self._batch(more))
+                    feed.put(parts[-1])
+                elif intake.end is not None or not await self._more_may_come():
+                    break
+            feed.end()
+        except BaseException:
+            feed.give_up()
+            raise
+
+    async def _more_may_come(self) -> bool:
+        """Wait for news. False: none came for long, or the device is wanted back; the step is to be taken as it is."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._intake.news, self._device.recalled)]
+        try:
+            done, _ = await asyncio.wait(waits, timeout=REST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        return waits[0] in done
 
     async def _say_step(
         self,

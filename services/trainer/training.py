@@ -23,6 +23,7 @@ from seamlessflow.errors import BadInput
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context, read_run
 
+from .building import BuildLearner
 from .commits import Commits
 from .config import TrainerSettings
 from .device_turn import DeviceTurn
@@ -52,8 +53,9 @@ class _Line:
 class Training:
     """One line of one run. ``run`` until cancelled (``give_up`` first, so that it ends soon), or until asked to ``finish``."""
 
-    def __init__(self, context: Context, settings: TrainerSettings, run: str, device: DeviceTurn) -> None:
+    def __init__(self, context: Context, settings: TrainerSettings, run: str, device: DeviceTurn, build: BuildLearner) -> None:
         self._context, self._settings, self.run_name, self._device = context, settings, run, device
+        self._build = build
         self._leaving = asyncio.Event()
         self._line: _Line | None = None
 
@@ -80,7 +82,7 @@ class Training:
                 log.info("training.over", run=self.run_name)
                 return
             self._say_state(f"loading {config.model.name}")
-            joined = await join_run(self._context, self.run_name, config, self._settings, self._device.epoch)
+            joined = await join_run(self._context, self.run_name, config, self._settings, self._device.epoch, self._build)
         except BadInput as wrong:
             await cannot_begin(self._context, self.run_name, str(wrong))
             return

@@ -117,19 +117,21 @@ async def test_a_step_in_progress_ends_either_way(
     is_late: bool, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM in the second step, before or after its last micro-batch: given up, or published, said and committed."""
-    world, second, real_train = await open_world(make_world), threading.Event(), Learner.train
+    world, second, real_train = await open_world(make_world), threading.Event(), Learner.train_parts
     steps = iter(range(1, 99))
 
-    def slow_train(learner: Learner, batch: Any, *, learning_rate: float, should_stop: Callable[[], bool]) -> Any:
+    def slow_train(
+        learner: Learner, parts: Any, *, learning_rate: float, num_nodes: int, should_stop: Callable[[], bool]
+    ) -> Any:
         if next(steps) != 2:
-            return real_train(learner, batch, learning_rate=learning_rate, should_stop=should_stop)
-        figures = real_train(learner, batch, learning_rate=learning_rate) if is_late else None
+            return real_train(learner, parts, learning_rate=learning_rate, should_stop=should_stop)
+        figures = real_train(learner, parts, learning_rate=learning_rate) if is_late else None
         second.set()
         while not should_stop():
             time.sleep(0.01)
-        return figures or real_train(learner, batch, learning_rate=learning_rate, should_stop=should_stop)
+        return figures or real_train(learner, parts, learning_rate=learning_rate, should_stop=should_stop)
 
-    monkeypatch.setattr(Learner, "train", slow_train)
+    monkeypatch.setattr(Learner, "train_parts", slow_train)
     async with world.trainer():
         await feed(world, GROUPS[:4])
         await asyncio.to_thread(second.wait, 30)

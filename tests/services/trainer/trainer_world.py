@@ -42,6 +42,7 @@ from seamlessflow.contracts.streams import consumer_name, control_streams, journ
 from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.weights import WEIGHTS_FILE
+from services.trainer.building import BuildLearner, build_learner
 from services.trainer.config import TrainerSettings
 from services.trainer.service import Trainer
 
@@ -128,17 +129,21 @@ class World:
         await self.speaker.say(RunStarted(run=RUN, document=self.document))
         return self
 
-    async def lease(self, role: Role, *, run: str | None = RUN, trainer: bool = True) -> int:
+    async def lease(self, role: Role, *, run: str | None = RUN, trainer: bool = True, gang: tuple[str, ...] = ()) -> int:
         """What the scheduler would write; returns the epoch."""
         self.epoch += 1
-        lease = Lease(run=run, role=role, epoch=self.epoch, trainer=trainer)
+        lease = Lease(run=run, role=role, epoch=self.epoch, trainer=trainer, gang=gang)
         await (await self.bus.kv(LEASES_BUCKET)).put(NODE, pack_record(lease))
         await self.bus.hint(HINT_POKE.format(node=NODE), b"")
         return self.epoch
 
     @asynccontextmanager
     async def trainer(
-        self, dies_at: Callable[[Message], bool] = lambda message: False, *, after_storing: bool = False
+        self,
+        dies_at: Callable[[Message], bool] = lambda message: False,
+        *,
+        after_storing: bool = False,
+        build: BuildLearner = build_learner,
     ) -> AsyncIterator[DyingBus]:
         """A trainer process; SIGTERM at the end of the block, unless it died."""
         bus = DyingBus(self.server, dies_at, after_storing)
@@ -146,7 +151,7 @@ class World:
             store_url=self.store.url, node=NODE, work_dir=self.folder / "work", model_cache=self.folder, device="cpu"
         )
         context = make_context(Service.TRAINER, settings, bus, capabilities=("train",))
-        task = asyncio.create_task(Trainer(context, settings).run())
+        task = asyncio.create_task(Trainer(context, settings, build=build).run())
         try:
             yield bus
         finally:
