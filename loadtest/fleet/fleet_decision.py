@@ -1,0 +1,183 @@
+"""What one scheduling decision costs at a size: the scheduler's pure code, fed with a run's events, without a bus.
+
+A decision is what a tick of the scheduler does between reading buckets and writing leases: look at all processes, ask the
+rhythm, ask the policy, compare with the leases that stand. Timed in CPU time of the thread, so that other load on the
+machine does not count. Memory is that of a process which holds nothing but the scheduler and its run.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from seamlessflow.contracts import (
+    BatchReady,
+    EpisodeEnded,
+    EpisodeOpened,
+    EpisodeOrigin,
+    EpisodeStatus,
+    GroupTrained,
+    Lease,
+    Role,
+    RoleReleased,
+    RoleTaken,
+    Service,
+    StepsCommitted,
+    StepTaken,
+    TrainerStarted,
+)
+
+from .constants import MAX_STALENESS
+from .cost import cost_of
+from .simulator import RUN, Mode, Scene, config_of, node_name
+from .simulator_scheduler import VirtualScheduler, status_of
+from .workloads import REASONING
+
+STEP_SECONDS = 300.0
+LOOKS_A_STEP = 300
+"""One a second: half as many as the scheduler's own ``tick_seconds`` brings, besides those that events cause."""
+WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """``milliseconds``: of each decision. ``megabytes``: of the whole process at the end."""
+
+    nodes: int
+    episodes: int
+    """In flight."""
+    milliseconds: list[float]
+    megabytes: float
+    megabytes_before: float
+    """Before the run: the interpreter and what is imported."""
+    num_changes: int
+    """Leases that the decisions changed."""
+
+    @property
+    def p99(self) -> float:
+        return sorted(self.milliseconds)[min(len(self.milliseconds) - 1, int(0.99 * len(self.milliseconds)))]
+
+
+def measured(nodes: int, episodes: int, steps: int, looks: int = LOOKS_A_STEP, policy: str = "auto") -> Decisions:
+    """In a fresh process, so that nothing else is in its memory. ``looks``: decisions in each step."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure, nodes, episodes, steps, looks, policy).result()
+
+
+def _measure(nodes: int, episodes: int, steps: int, looks: int, policy: str) -> Decisions:
+    staleness = MAX_STALENESS
+    groups = max(1, round(episodes / REASONING.group_size / (staleness + 1)))
+    scene = Scene(nodes, REASONING, cost_of(), Mode("decision", policy, staleness, nodes), groups, steps=steps)
+    gc.collect()
+    before = _resident_megabytes()
+    world = _World(scene, looks)
+    for _ in range(steps):
+        world.step()
+    return Decisions(nodes, world.num_open, world.milliseconds, _resident_megabytes(), before, world.num_changes)
+
+
+class _World:
+    """Nodes that obey at once, and episodes that end in the order in which they were opened."""
+
+    def __init__(self, scene: Scene, looks: int = LOOKS_A_STEP) -> None:
+        self._looks = looks
+        self.milliseconds: list[float] = []
+        self.num_open = self.num_changes = 0
+        self._scene, self._now = scene, 0.0
+        self._opened: list[tuple[str, int, EpisodeOrigin]] = []
+        """Episode, shard and origin, which the scheduler keeps anyway: little memory of our own."""
+        self._told: list[tuple[str, Lease]] = []
+        self._holders: dict[str, str] = {}
+        self._step = 0
+        self._has_trainer = False
+        self._numbers = itertools.count()
+        self.scheduler = VirtualScheduler(RUN, config_of(scene), opened=self._on_opened, leased=self._on_lease)
+        for number in range(scene.nodes):
+            name = node_name(number)
+            self.scheduler.arrives(
+                status_of(name, Service.ROLLOUT_WORKER, "rollout"), status_of(name, Service.TRAINER, "train")
+            )
+        self._submit()
+        self._look()
+
+    def step(self) -> None:
+        """One step's worth of groups ends, little by little; then the trainer takes its step."""
+        algorithm = self.scheduler.config.algorithm
+        size = algorithm.groups_per_step * algorithm.group_size
+        batch, self._opened = self._opened[:size], self._opened[size:]
+        for number, opened in enumerate(batch):
+            self._now += STEP_SECONDS / size
+            self._end(*opened)
+            if number % max(1, size // self._looks) == 0:
+                self._look()
+        groups = tuple(dict.fromkeys(origin.group for _, _, origin in batch))
+        common = {"run": RUN, "step": self._step + 1}
+        self._say(BatchReady(line=1, num_groups=len(groups), num_tokens=100 * size, **common))
+        for _ in range(3):  # members take their devices, then the lead
+            self._look()
+        self._now += 10.0
+        self._say(StepTaken(line=1, weights_version=self._step + 1, groups=groups, metrics={}, **common))
+        self._say(StepsCommitted(line=1, checkpoint="c", groups=groups, **common))
+        for group in groups:
+            self._say(GroupTrained(group=group, episodes=(), **common))
+        self._step += 1
+        self._submit()
+        self.num_open = len(self._opened)
+        self._look()
+
+    def _on_opened(self, opened: EpisodeOpened) -> None:
+        self._opened.append((opened.episode, opened.shard, opened.origin))
+
+    def _end(self, episode: str, shard: int, origin: EpisodeOrigin) -> None:
+        completed = EpisodeStatus.COMPLETED
+        self._say(EpisodeEnded(run=RUN, episode=episode, shard=shard, origin=origin, status=completed, reward=1.0))
+
+    def _submit(self) -> None:
+        algorithm = self.scheduler.config.algorithm
+        wanted = algorithm.groups_per_step * (self._step + 1 + algorithm.max_staleness) + 1
+        tasks = [f"t{next(self._numbers)}" for _ in range(wanted if not self._step else algorithm.groups_per_step)]
+        self.scheduler.submit(tasks, self._now)
+        self.scheduler.advance(self._now)
+
+    def _say(self, event: object) -> None:
+        self.scheduler.take_in(event, self._now)  # type: ignore[arg-type]
+
+    def _look(self) -> None:
+        """Time a decision, then let the nodes obey what it changed."""
+        self._now += 1e-3
+        began = time.thread_time()
+        self.scheduler.advance(self._now)
+        plan = self.scheduler.plan(self._now)
+        self.milliseconds.append(1000 * (time.thread_time() - began))
+        self.num_changes += len(plan.changes)
+        self.scheduler.write(plan, self._now)
+        told, self._told = self._told, []
+        for name, lease in told:
+            self._obey(name, lease)
+
+    def _on_lease(self, name: str, lease: Lease) -> None:
+        self._told.append((name, lease))
+
+    def _obey(self, name: str, lease: Lease) -> None:
+        wanted = {Role.ROLLOUT: WORKER, Role.TRAIN: TRAINER}.get(lease.role)
+        held = self._holders.get(name)
+        if lease.trainer and not self._has_trainer:
+            self._has_trainer = True
+            self._say(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
+        if held is not None and held != wanted:
+            self._say(RoleReleased(run=RUN, node=name, epoch=lease.epoch, service=held))
+            del self._holders[name]
+        if wanted is not None:
+            self._holders[name] = wanted
+            self._say(RoleTaken(run=RUN, node=name, epoch=lease.epoch, service=wanted))
+
+
+def _resident_megabytes() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -1,0 +1,330 @@
+"""A whole run in virtual time: the scheduler's real policies and rhythm, simulated nodes, agents and trainer. Deterministic.
+
+``simulate(scene)`` gives an ``Outcome``. A scene is a fleet, a workload, a cost and a mode; the same scene gives the same
+outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seamlessflow.contracts import (
+    BatchReady,
+    EpisodeEnded,
+    Event,
+    GroupAdmitted,
+    Lease,
+    RoleReleased,
+    RoleTaken,
+    Service,
+    StepTaken,
+)
+from seamlessflow.run_config import MAX_PARTITIONS, RunConfig, parse_run_config
+
+from .constants import CONTROL_SECONDS
+from .cost import Cost
+from .simulator_account import Account, Depths, Outcome
+from .simulator_clock import Clock
+from .simulator_episodes import Agents, Episode
+from .simulator_node import SimulatedNode
+from .simulator_queue import Queue
+from .simulator_sampler import Sampler
+from .simulator_scheduler import ENV, VirtualScheduler, status_of
+from .simulator_trainer import SimulatedTrainer
+from .workloads import Turn, Work, Workload, work_of
+
+RUN = "simulated"
+STUCK_SECONDS = 20_000.0
+"""Without a step for this long nothing will ever come: the scene, or the policy, is wrong."""
+NEWS = (BatchReady, StepTaken, RoleTaken, RoleReleased)
+"""Events after which the scheduler looks at the fleet at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way to share the fleet."""
+
+    name: str
+    policy: str
+    """As ``fleet.policy`` of a run document."""
+    max_staleness: int
+    train_nodes: int
+    partial_rollout: bool = True
+    """False: new weights are loaded when no generation runs any more, and until then none begins."""
+    in_order: bool = False
+    """True: a step takes the groups that were admitted first, and waits for them; as the real trainer does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A node that comes or dies."""
+
+    at: float
+    node: str
+    joins: bool
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is simulated. ``steps``: optimiser steps, ``warmup_steps`` of which are not counted."""
+
+    nodes: int
+    workload: Workload
+    cost: Cost
+    mode: Mode
+    groups_per_step: int
+    steps: int = 12
+    warmup_steps: int = 4
+    tick_seconds: float = 5.0
+    """Between looks at the fleet, besides those that events cause."""
+    changes: Sequence[Change] = ()
+    with_spans: bool = False
+    buckets: int | None = None
+    """None: two for each node, as far as a run document allows."""
+
+
+class Simulation:
+    """One run; ``run()`` once."""
+
+    run = RUN
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.clock, self.account, self.queue = Clock(), Account(with_spans=scene.with_spans), Queue()
+        self.config = config_of(scene)
+        self.num_buckets = self.config.fleet.buckets
+        self.partial_rollout = scene.mode.partial_rollout
+        self.weights_version = 0
+        self._work = work_of(scene.workload, scene.cost)
+        self.agents = Agents(self.clock, self.account, self._draw, self.queue.ask, self._episode_ended)
+        self.scheduler = VirtualScheduler(RUN, self.config, opened=self.agents.open, leased=self._leased, told=self._told)
+        self.trainer = SimulatedTrainer(
+            RUN,
+            self.clock,
+            self.account,
+            scene.cost,
+            self,
+            groups_per_step=scene.groups_per_step,
+            group_size=scene.workload.group_size,
+            max_staleness=scene.mode.max_staleness,
+            in_order=scene.mode.in_order,
+            rollout_floor=lambda episode: floor_seconds(self._work, episode.turns),
+        )
+        self.nodes: dict[str, SimulatedNode] = {}
+        self._all: list[SimulatedNode] = []
+        """Dead ones, too."""
+        self._num_submitted = 0
+        self._stepped_at = 0.0
+        self._looks = False
+        for number in range(scene.nodes):
+            self._join(node_name(number))
+        for change in scene.changes:
+            self.clock.at(change.at, self._join if change.joins else self._die, change.node)
+
+    def simulate(self) -> Outcome:
+        """Until the last step."""
+        self._submit()
+        self.scheduler.advance(0.0)
+        self._tick()
+        self.clock.run(math.inf)
+        return self._outcome()
+
+    # -- what nodes, agents and the trainer tell ---------------------------------------------------------------------------
+
+    def say(self, event: Event) -> None:
+        """Something happened: the scheduler hears of it."""
+        self.scheduler.take_in(event, self.clock.now)
+        if isinstance(event, NEWS):
+            self._wake()
+
+    def turn_done(self, episode: Episode) -> None:
+        self.agents.turn_done(episode)
+
+    def bind(self, sampler: Sampler, buckets: tuple[int, ...]) -> None:
+        self.queue.bind(sampler, buckets, self.num_buckets)
+
+    def unbind(self, sampler: Sampler) -> None:
+        self.queue.unbind(sampler)
+
+    def look(self, sampler: Sampler) -> None:
+        self.queue.look(sampler)
+
+    def give_back(self, episodes: list[Episode], after_seconds: float) -> None:
+        self.account.moved += len(episodes)
+        self.clock.after(after_seconds, self.queue.ask_again, episodes)
+
+    def device_taken(self, node: SimulatedNode) -> None:
+        self.trainer.device_taken(node)
+
+    def is_stepping(self, node: SimulatedNode) -> bool:
+        return node in self.trainer.gang
+
+    def step_taken(self, step: int) -> None:
+        """New weights are on their way to every node."""
+        self.weights_version, self._stepped_at = step, self.clock.now
+        if step == self.scene.warmup_steps:
+            self._book()
+            self.account.begin(self.clock.now)
+        if step >= self.scene.steps:
+            self.clock.stop()
+            return
+        self._submit()
+        self.scheduler.advance(self.clock.now)
+        self.clock.after(self.scene.cost.fetch_seconds, self._fetched)
+
+    def depths(self) -> Depths:
+        return Depths(self.clock.now, self.queue.num_waiting, self.trainer.num_ready, self.agents.num_open)
+
+    def _book(self) -> None:
+        for node in self.nodes.values():
+            node.sampler.book()
+
+    def _fetched(self) -> None:
+        for node in self.nodes.values():
+            node.sampler.new_weights()
+
+    def _episode_ended(self, episode: Episode, event: EpisodeEnded) -> None:
+        self.scheduler.take_in(event, self.clock.now)
+        self.trainer.ended(episode)
+
+    def _draw(self, task: str, index: int) -> tuple[Turn, ...]:
+        all_tasks = self.scene.steps * self.scene.groups_per_step
+        return self.scene.workload.episode(task, index, min(1.0, int(task[1:]) / all_tasks))
+
+    # -- scheduling --------------------------------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        """There are always enough tasks for what may be admitted."""
+        ahead = self.trainer.step + 2 + self.scene.mode.max_staleness
+        wanted = ahead * self.scene.groups_per_step
+        self.scheduler.submit((f"t{number}" for number in range(self._num_submitted, wanted)), self.clock.now)
+        self._num_submitted = max(self._num_submitted, wanted)
+
+    def _tick(self) -> None:
+        if self.clock.now - self._stepped_at > STUCK_SECONDS:
+            raise RuntimeError(f"no step since {self._stepped_at:.0f} s: {self.depths()}, leases {self.scheduler.leases}")
+        self._look()
+        self.clock.after(self.scene.tick_seconds, self._tick)
+
+    def _wake(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self.clock.after(CONTROL_SECONDS, self._woken)
+
+    def _woken(self) -> None:
+        self._looks = False
+        self._look()
+
+    def _look(self) -> None:
+        self.scheduler.look(self.clock.now)
+
+    def _leased(self, name: str, lease: Lease) -> None:
+        node = self.nodes.get(name)
+        if node is not None:
+            self.clock.after(CONTROL_SECONDS, self._obey, node, lease)
+
+    def _obey(self, node: SimulatedNode, lease: Lease) -> None:
+        if node.is_dead:
+            return
+        node.on_lease(lease)
+        if lease.trainer and self.trainer.lead is not node:
+            self.trainer.starts(node)
+
+    def _told(self, event: Event) -> None:
+        if isinstance(event, GroupAdmitted):
+            self.trainer.admitted(event.group)
+
+    def _join(self, name: str) -> None:
+        slots = self.config.fleet.slots
+        node = SimulatedNode(name, self.clock, self.account, self.scene.cost, self, slots)
+        self.nodes[name] = node
+        self._all.append(node)
+        self.trainer.know(node)
+        self.account.does(name, node.doing, self.clock.now)
+        self.scheduler.arrives(status_of(name, Service.ROLLOUT_WORKER, "rollout"), status_of(name, Service.TRAINER, "train"))
+        self._wake()
+
+    def _die(self, name: str) -> None:
+        node = self.nodes.pop(name)
+        node.die()
+        self.trainer.died(node)
+        self.scheduler.leaves(name)
+        self._wake()
+
+    def _outcome(self) -> Outcome:
+        account = self.account
+        self._book()
+        account.cut(self.clock.now)
+        lost = account.wrong + abs(sum(each.sampler.unaccounted for each in self._all))
+        return Outcome(
+            seconds=self.clock.now - account.began,
+            steps=self.trainer.step,
+            trained_tokens=account.trained,
+            masked_tokens=account.masked,
+            share=account.shares(),
+            staleness=dict(sorted(account.staleness.items())),
+            reprefilled_tokens=account.reprefilled,
+            moved_generations=account.moved,
+            lost_or_repeated_tokens=lost,
+            unsaid_tokens=account.unsaid,
+            cache_hits=account.found_again / account.asked_again if account.asked_again else 1.0,
+            sampled_tokens=account.sampled,
+            node_seconds=account.node_seconds,
+            floor_seconds=(account.rollout_floor + account.train_floor) / account.floor_tokens,
+            rollout_share=account.rollout_floor / (account.rollout_floor + account.train_floor),
+            all_seconds=self.clock.now,
+            all_tokens=account.all_trained,
+            num_handovers=account.handovers,
+            num_plans=self.scheduler.num_plans,
+            num_events=self.clock.num_events,
+            spans=tuple(account.spans),
+            depths=tuple(account.depths),
+            step_seconds=tuple(account.step_times),
+        )
+
+
+def simulate(scene: Scene) -> Outcome:
+    """Run a scene to its last step."""
+    return Simulation(scene).simulate()
+
+
+def node_name(number: int) -> str:
+    """Names sort as their numbers do."""
+    return f"n{number:05}"
+
+
+def floor_seconds(work: Work, turns: Sequence[Turn]) -> float:
+    """The least that a node takes to roll out these turns: at a full batch, every context found in the cache."""
+    seconds, context = 0.0, 0
+    for turn in turns:
+        context += turn.new
+        seconds += work.cost.prefill_seconds(turn.new) + work.decode_seconds(context, turn.sampled)
+        context += turn.sampled
+    return seconds
+
+
+def config_of(scene: Scene) -> RunConfig:
+    """The run document of a scene."""
+    mode = scene.mode
+    buckets = scene.buckets or min(MAX_PARTITIONS, 2 * scene.nodes)
+    return parse_run_config(
+        {
+            "model": {"name": "none"},
+            "agents": [{"env": ENV, "external": True, "reward": "reported"}],
+            "algorithm": {
+                "steps": scene.steps,
+                "groups_per_step": scene.groups_per_step,
+                "group_size": scene.workload.group_size,
+                "max_staleness": mode.max_staleness,
+            },
+            "fleet": {
+                "policy": mode.policy,
+                "train_nodes": mode.train_nodes,
+                "slots": scene.cost.slots,
+                "buckets": buckets,
+            },
+            "evaluation": {"before": False, "after": False},
+        }
+    )

@@ -1,0 +1,96 @@
+"""Episodes of a simulated run: an agent that takes its turns, and what was sampled for it under which version. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus
+
+from .constants import CONTROL_SECONDS
+from .simulator_account import Account
+from .simulator_clock import Clock
+from .workloads import Turn
+
+
+class Episode:
+    """One attempt; at most one generation of it is under way."""
+
+    __slots__ = ("ages", "bucket", "context", "done", "has_moved", "index", "name", "opened", "order", "turns", "waits")
+
+    def __init__(self, opened: EpisodeOpened, turns: tuple[Turn, ...]) -> None:
+        self.opened, self.turns = opened, turns
+        self.name, self.bucket = opened.episode, opened.bucket
+        self.index = 0
+        self.context = turns[0].new
+        """Tokens before the turn's answer."""
+        self.done = 0
+        """Of the turn's tokens, sampled and said."""
+        self.ages: dict[int, int] = {}
+        """Weights version to tokens sampled under it."""
+        self.has_moved = False
+        """Whether an engine held the whole context of this turn before."""
+        self.order = 0
+        """When it first asked; who is handed back keeps its place."""
+        self.waits = False
+
+    @property
+    def left(self) -> int:
+        return self.turns[self.index].sampled - self.done
+
+    def sampled(self, tokens: int, version: int) -> None:
+        """So many tokens were said."""
+        if tokens:
+            self.done += tokens
+            self.ages[version] = self.ages.get(version, 0) + tokens
+
+
+class Agents:
+    """Agent-runners without limits: every opened episode runs at once. ``ask`` is told of each turn, ``say`` of each end."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        account: Account,
+        draw: Callable[[str, int], tuple[Turn, ...]],
+        ask: Callable[[Episode], None],
+        ended: Callable[[Episode, EpisodeEnded], None],
+    ) -> None:
+        self._clock, self._account, self._draw = clock, account, draw
+        self._ask, self._ended = ask, ended
+        self.num_open = 0
+
+    def open(self, opened: EpisodeOpened) -> None:
+        """Start the agent; its first call follows."""
+        self.num_open += 1
+        episode = Episode(opened, self._draw(opened.origin.task, opened.origin.index))
+        self._clock.after(CONTROL_SECONDS, self._ask, episode)
+
+    def turn_done(self, episode: Episode) -> None:
+        """All tokens of its turn were sampled: a tool works, or it ends."""
+        turn = episode.turns[episode.index]
+        self._account.wrong += abs(episode.done - turn.sampled)
+        if episode.index + 1 == len(episode.turns):
+            self._clock.after(CONTROL_SECONDS, self._end, episode)
+            return
+        self._clock.after(CONTROL_SECONDS + turn.tool_seconds, self._next_turn, episode)
+
+    def _next_turn(self, episode: Episode) -> None:
+        before = episode.turns[episode.index]
+        episode.index += 1
+        episode.context += before.sampled + episode.turns[episode.index].new
+        episode.done = 0
+        episode.has_moved = False
+        self._clock.after(CONTROL_SECONDS, self._ask, episode)
+
+    def _end(self, episode: Episode) -> None:
+        self.num_open -= 1
+        opened = episode.opened
+        end = EpisodeEnded(
+            run=opened.run,
+            episode=opened.episode,
+            shard=opened.shard,
+            origin=opened.origin,
+            status=EpisodeStatus.COMPLETED,
+            reward=float(opened.origin.index % 2),
+        )
+        self._ended(episode, end)

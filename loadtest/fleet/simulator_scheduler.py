@@ -1,0 +1,127 @@
+"""The scheduler's own pure code in virtual time: progress, rhythm, measures and plan, fed with events instead of a bus.
+
+What ``services.scheduler.conductor`` and ``service`` do with a bus in between: take an event in, say what is due, look at the
+fleet, write the leases that changed. No decision is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from seamlessflow.contracts import EpisodeOpened, Event, Lease, NodeStatus, Service, TaskSubmitted
+from seamlessflow.run_config import RunConfig
+from services.scheduler.fleet import Fleet, HeldLease
+from services.scheduler.lease_book import next_lease, role_assigned
+from services.scheduler.measures import Measures
+from services.scheduler.plan import Plan, next_plan
+from services.scheduler.policy import Assignment, Demand, Node
+from services.scheduler.progress import Progress, holding
+from services.scheduler.rhythm import decide
+
+ENV = "load"
+GONE_SECONDS = 10.0
+"""As the scheduler's own setting ``gone_seconds``."""
+
+
+class VirtualScheduler:
+    """``opened`` and ``leased`` are told what it decides."""
+
+    def __init__(
+        self,
+        run: str,
+        config: RunConfig,
+        *,
+        opened: Callable[[EpisodeOpened], None],
+        leased: Callable[[str, Lease], None],
+        told: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self.run, self.config = run, config
+        self.progress, self.measures = Progress(run, config), Measures(run, config)
+        self.fleet = Fleet(GONE_SECONDS)
+        self.leases: dict[str, HeldLease] = {}
+        self.num_plans = 0
+        self._statuses: dict[tuple[str, str], NodeStatus] = {}
+        self._opened, self._leased, self._told = opened, leased, told
+        for service in (Service.TRAJECTORY_MANAGER, Service.AGENT_RUNNER):
+            self.arrives(status_of(f"serving-{service.value}", service))
+
+    def arrives(self, *statuses: NodeStatus) -> None:
+        """Processes announce themselves."""
+        self._statuses.update({(each.node, each.service): each for each in statuses})
+
+    def leaves(self, node: str) -> None:
+        """All its presences have ended."""
+        self._statuses = {key: each for key, each in self._statuses.items() if key[0] != node}
+
+    def submit(self, tasks: Iterable[str], now: float) -> None:
+        """Users publish tasks; what they lead to is said with the next event."""
+        for task in tasks:
+            self.progress.apply(TaskSubmitted(run=self.run, task=task, env=ENV), now)
+
+    def take_in(self, event: Event, now: float) -> None:
+        """An event, and whatever is due after it."""
+        self._apply(event, now)
+        self.advance(now)
+
+    def advance(self, now: float) -> None:
+        """Say what is due until nothing is."""
+        while due := decide(self.progress):
+            for event in due:
+                self._apply(event, now)
+                if isinstance(event, EpisodeOpened):
+                    self._opened(event)
+
+    def _apply(self, event: Event, now: float) -> None:
+        self.progress.apply(event, now)
+        self.measures.apply(event, now)
+        self._told(event)
+
+    def look(self, now: float) -> None:
+        """Look at the fleet, plan, and write the leases that changed."""
+        self.write(self.plan(now), now)
+
+    def write(self, plan: Plan, now: float) -> None:
+        """Make what a plan changes the leases that stand."""
+        for assignment in plan.changes:
+            self._write(assignment, now)
+
+    def plan(self, now: float) -> Plan:
+        """One decision: what a tick of the scheduler does besides reading and writing buckets."""
+        self.num_plans += 1
+        self.fleet.observe(self._statuses.values(), now)
+        return next_plan(self.nodes(), self.leases, [self.demand()], now)
+
+    def nodes(self) -> list[Node]:
+        """The fleet with leases and devices."""
+        return self.fleet.nodes(self.leases, holding([self.progress]))
+
+    def demand(self) -> Demand:
+        """As ``Conductor.demand``."""
+        fleet, algorithm = self.config.fleet, self.config.algorithm
+        return Demand(
+            self.run,
+            fleet.policy,
+            self.progress.wants_train,
+            self.config.envs,
+            fleet.shards,
+            self.config.work_tags,
+            fleet.buckets,
+            train_nodes=fleet.train_nodes,
+            groups_per_step=algorithm.groups_per_step,
+            groups_ready=self.progress.groups_ready,
+            max_staleness=algorithm.max_staleness,
+            rates=self.measures.rates,
+            settled_epochs=self.progress.settled_epochs,
+        )
+
+    def _write(self, assignment: Assignment, now: float) -> None:
+        held = self.leases.get(assignment.node)
+        lease = next_lease(assignment, held, now)
+        self.leases[assignment.node] = HeldLease(lease, held.revision + 1 if held is not None else 1, now)
+        self._apply(role_assigned(self.run, assignment.node, lease), now)
+        self._leased(assignment.node, lease)
+
+
+def status_of(node: str, service: Service, *capabilities: str) -> NodeStatus:
+    """The presence of one process."""
+    return NodeStatus(node=node, service=service.value, instance="1", capabilities=capabilities, pid=1)

@@ -1,0 +1,175 @@
+"""What there is to do: tasks, the turns of their episodes, how long tools take. Pure; drawn from the episode's name alone.
+
+So every mode, the simulator and the timed run play the very same episodes, whatever order things happen in.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from . import constants
+from .cost import Cost, with_train_work
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One generation: tokens that are new to the context, tokens sampled, and how long the agent's tool works after it."""
+
+    new: int
+    sampled: int
+    tool_seconds: float = 0.0
+    """0 after the last turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A lognormal distribution of whole numbers from 1 to ``longest``."""
+
+    median: float
+    sigma: float
+    longest: int
+
+    def draw(self, normal: float, factor: float = 1.0) -> int:
+        """``normal``: standard normal; ``factor`` stretches the median."""
+        return max(1, min(self.longest, round(self.median * factor * math.exp(self.sigma * normal))))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``is_agentic``: many turns with tools in between. ``growth``: how many times longer answers are at the end of the run."""
+
+    name: str
+    answers: Lengths
+    """Sampled in one turn."""
+    first_prompt: int
+    turns: Lengths | None = None
+    """None: one."""
+    observations: Lengths | None = None
+    group_size: int = constants.GROUP_SIZE
+    growth: float = 1.0
+    seed: int = 0
+
+    @property
+    def is_agentic(self) -> bool:
+        return self.turns is not None
+
+    def episode(self, task: str, index: int, progress: float = 0.0) -> tuple[Turn, ...]:
+        """What the ``index``-th doing of a task takes. progress: 0 to 1, how far the run is (answers grow with it)."""
+        factor = 1.0 + (self.growth - 1.0) * progress
+        common = _normal(f"{self.seed}/{task}")
+        chance = random.Random(zlib.crc32(f"{self.seed}/{task}/{index}".encode()))
+        hard = math.sqrt(constants.GROUP_VARIANCE) * common + math.sqrt(1 - constants.GROUP_VARIANCE) * chance.gauss()
+        if self.turns is None or self.observations is None:
+            return (Turn(self.first_prompt, self.answers.draw(hard, factor)),)
+        last = self.turns.draw(hard) - 1
+        turns = []
+        for number in range(last + 1):
+            new = self.observations.draw(chance.gauss()) if number else self.first_prompt
+            seconds = constants.TOOL_MEDIAN_SECONDS * math.exp(constants.TOOL_SIGMA * chance.gauss())
+            tool = min(constants.TOOL_LONGEST_SECONDS, seconds) if number < last else 0.0
+            turns.append(Turn(new, self.answers.draw(chance.gauss(), factor), tool))
+        return tuple(turns)
+
+    def sample(self, progress: float, groups: int = 250) -> Iterator[tuple[Turn, ...]]:
+        """Episodes of some tasks that no run uses."""
+        return (self.episode(f"sample-{task}", index, progress) for task in range(groups) for index in range(self.group_size))
+
+
+@lru_cache(maxsize=10_000)
+def _normal(name: str) -> float:
+    return random.Random(zlib.crc32(name.encode())).gauss()
+
+
+REASONING = Workload(
+    "reasoning",
+    Lengths(constants.RESPONSE_MEDIAN, constants.RESPONSE_SIGMA, constants.RESPONSE_LONGEST),
+    constants.PROMPT_TOKENS,
+)
+"""Single turn."""
+
+AGENTIC = Workload(
+    "agentic",
+    Lengths(constants.TURN_MEDIAN, constants.TURN_SIGMA, constants.TURN_LONGEST),
+    constants.AGENT_PROMPT_TOKENS,
+    Lengths(constants.TURNS_MEDIAN, constants.TURNS_SIGMA, constants.TURNS_MOST),
+    Lengths(constants.OBSERVATION_MEDIAN, constants.OBSERVATION_SIGMA, constants.OBSERVATION_LONGEST),
+)
+
+WORKLOADS = {each.name: each for each in (REASONING, AGENTIC)}
+
+
+def shifting(workload: Workload, growth: float = constants.GROWTH) -> Workload:
+    """The same, where answers begin ``growth`` times shorter and reach its lengths at the end of the run."""
+    shorter = replace(workload.answers, median=workload.answers.median / growth)
+    return replace(workload, name=f"{workload.name}-shifting", answers=shorter, growth=growth)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one episode takes on average."""
+
+    cost: Cost
+    sampled: float
+    """Tokens."""
+    total: float
+    """Tokens, prompts included: what training goes through."""
+    prefilled: float
+    """Tokens, when each turn finds the context of the last in the cache."""
+    read: float
+    """Tokens whose keys and values are read, summed over all decode steps."""
+    held: float
+    """Tokens that a sequence of the batch reserves, on average over time."""
+
+    @cached_property
+    def batch(self) -> float:
+        """Sequences side by side when there is always another one: slots, or what the cache has room for."""
+        return min(self.cost.slots, self.cost.kv_tokens / self.held)
+
+    @property
+    def rollout_seconds(self) -> float:
+        """Of one node for one episode, at a full batch: the floor."""
+        steps = self.sampled / self.batch
+        decode = steps * self.cost.decode_fixed + self.sampled * self.cost.decode_per_sequence
+        return decode + self.read * self.cost.decode_per_context + self.cost.prefill_seconds(1) * self.prefilled
+
+    def decode_seconds(self, context: int, tokens: int) -> float:
+        """Of one node to sample so many tokens after a context, at a full batch: the floor."""
+        each = self.cost.decode_fixed / self.batch + self.cost.decode_per_sequence
+        return tokens * (each + self.cost.decode_per_context * (context + (tokens - 1) / 2))
+
+    @property
+    def train_seconds(self) -> float:
+        """Of one node for one episode, fixed parts of a step left out."""
+        return self.total * self.cost.train_per_token
+
+
+@lru_cache(maxsize=256)
+def work_of(workload: Workload, cost: Cost, progress: float = 0.0) -> Work:
+    """Averages over a sample of its episodes."""
+    count = sampled = total = prefilled = read = weighted = 0.0
+    for turns in workload.sample(progress):
+        context = 0
+        count += 1
+        for turn in turns:
+            context += turn.new
+            prefilled += turn.new
+            read += turn.sampled * context + turn.sampled * (turn.sampled - 1) / 2
+            weighted += turn.sampled * (context + turn.sampled // 2)
+            context += turn.sampled
+            sampled += turn.sampled
+        total += context
+    return Work(cost, sampled / count, total / count, prefilled / count, read / count, weighted / sampled)
+
+
+def with_ratio(cost: Cost, workload: Workload, ratio: float, groups_per_step: int, progress: float = 0.0) -> Cost:
+    """The cost of nodes on which training this workload takes ``ratio`` times the node-seconds of rolling it out."""
+    work = work_of(workload, cost, progress)
+    episodes = groups_per_step * workload.group_size
+    return with_train_work(
+        cost, rollout_seconds=episodes * work.rollout_seconds, tokens=round(episodes * work.total), ratio=ratio
+    )

@@ -1,0 +1,171 @@
+"""The simulator: the same scene gives the same outcome, every token is where it should be, and time is where it says."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.fleet.baselines import best_split, candidate_splits, modes
+from loadtest.fleet.cost import cost_of
+from loadtest.fleet.simulator import Change, Mode, Scene, config_of, node_name, simulate
+from loadtest.fleet.simulator_account import Doing, Outcome
+from loadtest.fleet.workloads import AGENTIC, REASONING, Lengths, Workload, shifting, with_ratio, work_of
+
+SHORT = replace(REASONING, answers=Lengths(400, 0.8, 4_000), group_size=4)
+AGENTS = replace(AGENTIC, turns=Lengths(4, 0.5, 8), group_size=4)
+NODES, GROUPS = 4, 16
+
+
+def scene(name: str, workload: Workload = SHORT, *, ratio: float = 1 / 2.5, split: int = 1, **changed: object) -> Scene:
+    """Four nodes, steps of sixteen groups of four."""
+    mode = modes(NODES, split)[name]
+    cost = with_ratio(cost_of(slots=16), workload, ratio, GROUPS)
+    base = Scene(NODES, workload, cost, mode, GROUPS, steps=6, warmup_steps=2)
+    return replace(base, **changed)  # type: ignore[arg-type]
+
+
+def tokens_of(workload: Workload, groups: int) -> int:
+    return sum(turn.sampled for task in range(groups) for index in range(4) for turn in workload.episode(f"t{task}", index))
+
+
+@pytest.mark.parametrize("name", list(modes(NODES, 1)))
+@pytest.mark.parametrize("workload", [SHORT, AGENTS], ids=["single", "agentic"])
+def test_every_mode_plays_a_run_and_loses_no_token(name: str, workload: Workload) -> None:
+    """Steps are taken, shares of time add up, and no more is reached than the bound allows."""
+    outcome = simulate(scene(name, workload, split=2))
+
+    assert outcome.steps == 6
+    assert outcome.lost_or_repeated_tokens == 0
+    assert outcome.unsaid_tokens == 0
+    assert 0.05 < outcome.over_bound < 1.1  # a few steps: what was begun before counts
+    for share in outcome.share.values():
+        assert sum(share.values()) == pytest.approx(1.0)
+    bound = scene(name).mode.max_staleness
+    assert sum(count for age, count in outcome.staleness.items() if age <= bound) == outcome.trained_tokens
+    assert sum(outcome.staleness.values()) == outcome.trained_tokens + outcome.masked_tokens
+
+
+def test_synchronous_modes_train_only_tokens_of_the_newest_weights() -> None:
+    """And they train every token of every group, in the order of tasks."""
+    outcome = simulate(scene("sync colocated", warmup_steps=0))
+
+    assert set(outcome.staleness) == {0}
+    assert outcome.all_tokens == tokens_of(SHORT, 6 * GROUPS)
+    assert outcome.moved_generations == 0
+
+
+def test_the_same_scene_gives_the_same_outcome() -> None:
+    """No clock, no chance: also with nodes that come and go."""
+    changes = (Change(30.0, node_name(3), joins=False), Change(60.0, node_name(9), joins=True))
+    one = simulate(scene("auto", AGENTS, changes=changes, with_spans=True))
+
+    assert one == simulate(scene("auto", AGENTS, changes=changes, with_spans=True))
+    assert one != simulate(scene("auto", replace(AGENTS, seed=1), changes=changes, with_spans=True))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(["auto", "multiplexed", "idle lending", "partial rollout", "sync colocated"]),
+    st.lists(st.tuples(st.floats(1, 150), st.integers(0, 3)), max_size=2, unique_by=lambda each: each[1]),
+    st.lists(st.floats(1, 150), max_size=2),
+)
+def test_nodes_that_die_and_join_lose_nothing(name: str, deaths: list[tuple[float, int]], joins: list[float]) -> None:
+    """Whoever dies (the trainer's node too), whenever: the run goes on, and every accepted token is there once."""
+    changes = [Change(at, node_name(number), joins=False) for at, number in deaths]
+    changes += [Change(at, node_name(10 + number), joins=True) for number, at in enumerate(joins)]
+    outcome = simulate(scene(name, split=2, changes=tuple(changes)))
+
+    assert outcome.steps == 6
+    assert outcome.lost_or_repeated_tokens == 0
+    assert outcome.unsaid_tokens >= 0
+
+
+def test_spans_cover_the_time_of_every_node_without_overlap() -> None:
+    """So a Gantt chart can be drawn from them."""
+    outcome = simulate(scene("auto", with_spans=True, warmup_steps=1))
+    for name in {span.node for span in outcome.spans}:
+        mine = [span for span in outcome.spans if span.node == name]
+        assert mine[0].start == 0.0
+        assert mine[-1].end == pytest.approx(outcome.all_seconds)
+        assert all(before.end == after.start for before, after in itertools.pairwise(mine))
+    assert {span.doing for span in outcome.spans} >= {Doing.ROLLOUT, Doing.TRAIN, Doing.HANDOVER}
+
+
+def test_a_fixed_split_hands_nothing_over_and_lending_moves_generations() -> None:
+    """A generation of a node that is called back goes on elsewhere, and its context is prefilled again."""
+    fixed, lending = simulate(scene("partial rollout", split=2)), simulate(scene("idle lending", split=2))
+
+    assert fixed.handover_share == fixed.moved_generations == fixed.reprefilled_tokens == 0
+    assert lending.handover_share > 0
+    assert lending.moved_generations > 0
+    assert lending.reprefilled_tokens > 0
+
+
+def test_without_partial_rollout_no_generation_has_two_versions() -> None:
+    """New weights wait until a node's generations have ended; with it they are loaded under them."""
+    drained, under = simulate(scene("one step off")), simulate(scene("partial rollout"))
+
+    assert set(drained.staleness) <= {0, 1}
+    assert len(under.staleness) > 2
+    assert drained.throughput < under.throughput
+
+
+def test_agents_find_their_cache_where_they_were() -> None:
+    """An episode's later turns go to the owner of its bucket, as long as that has room."""
+    room = cost_of(slots=256)
+    owned = simulate(scene("partial rollout", AGENTS, cost=room, buckets=8))
+    shared = simulate(scene("partial rollout", AGENTS, cost=room, buckets=1))
+
+    assert owned.cache_hits > 0.8 > shared.cache_hits
+
+
+def test_the_best_split_is_the_best_of_all_and_near_the_share_of_work() -> None:
+    """The search looks only at splits around the balance of work; those further off are worse."""
+    fixed = scene("partial rollout", ratio=1.0, steps=8)
+    split, outcome, tried = best_split(fixed, range(1, NODES))
+
+    assert outcome.throughput == max(tried.values()) == tried[split]
+    assert split in candidate_splits(fixed)
+
+
+def test_the_bound_is_what_work_and_speed_allow() -> None:
+    """Training work is a ratio of rollout work, as it was asked for."""
+    cost = with_ratio(cost_of(), REASONING, 1 / 4, 64)
+    work = work_of(REASONING, cost)
+    fixed = cost.train_fixed / (64 * REASONING.group_size)
+
+    assert (work.train_seconds + fixed) / work.rollout_seconds == pytest.approx(1 / 4, rel=1e-3)
+
+
+def test_answers_get_longer_over_a_run_that_shifts() -> None:
+    """As named: three times, from shorter ones to those of the stationary workload."""
+
+    def mean(workload: Workload, progress: float) -> float:
+        lengths = [sum(turn.sampled for turn in turns) for turns in workload.sample(progress, groups=50)]
+        return sum(lengths) / len(lengths)
+
+    grown = shifting(replace(REASONING, answers=Lengths(600, 0.5, 100_000)))
+    assert mean(grown, 1.0) == pytest.approx(3 * mean(grown, 0.0), rel=0.01)
+    assert grown.episode("t1", 0, 1.0) == replace(grown, growth=1.0, answers=Lengths(600, 0.5, 100_000)).episode("t1", 0)
+
+
+def test_a_scene_is_a_run_document_that_the_services_accept() -> None:
+    """The simulated scheduler reads the same configuration as the real one."""
+    config = config_of(scene("auto"))
+
+    assert (config.fleet.policy, config.fleet.train_nodes, config.algorithm.max_staleness) == ("auto", NODES, 8)
+    assert Mode("mine", "x:y", 1, 1).partial_rollout
+
+
+def test_a_backlog_counts_as_far_as_it_was_worked_on_in_the_window() -> None:
+    """Tokens rolled out before count only as trained, and tokens that wait at the end not at all."""
+    outcome: Outcome = simulate(scene("partial rollout"))
+    drained = replace(outcome, sampled_tokens=outcome.trained_tokens // 2, masked_tokens=0, rollout_share=0.75)
+    piled_up = replace(drained, sampled_tokens=2 * outcome.trained_tokens)
+
+    assert drained.throughput == pytest.approx((0.75 / 2 + 0.25) * outcome.trained_throughput, rel=1e-3)
+    assert piled_up.throughput == outcome.trained_throughput
