@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -85,6 +86,22 @@ async def test_a_request_made_while_being_cancelled_gets_its_answer() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert said == [b"b"]
+
+
+async def test_a_cancellation_while_the_buffer_is_full_is_not_lost() -> None:
+    """nats-py drops it while it waits for the socket to take more."""
+
+    class FullClient(AskedClient):
+        async def publish(self, subject: str, payload: bytes, *, reply: str = "", **options: Any) -> None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60.0)
+
+    for ask in (Wire(FullClient()).request("a", b"", timeout_seconds=5.0), Wire(FullClient()).send("a")):
+        task = asyncio.create_task(ask)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def test_an_answer_that_comes_too_late_changes_nothing() -> None:

@@ -84,7 +84,7 @@ class Wire:
             with self._awaited.one(timeout_seconds) as (token, answer):
                 reply = f"{await self._answer_inbox()}.{token}"
                 await self._send_held()
-                await self._client.publish(subject, payload, reply=reply, headers=copied)
+                await _cancellable(self._client.publish(subject, payload, reply=reply, headers=copied))
                 return await answer
         except nats.errors.ConnectionClosedError as error:
             raise self._closed() from error
@@ -97,7 +97,8 @@ class Wire:
             async with self._opening:  # nobody may ask before it is listened to
                 if not self._answers:
                     inbox = self.inbox()
-                    await self._client.subscribe(f"{inbox}.*", cb=self._on_answer, pending_bytes_limit=_PENDING_BYTES)
+                    listening = self._client.subscribe(f"{inbox}.*", cb=self._on_answer, pending_bytes_limit=_PENDING_BYTES)
+                    await _cancellable(listening)
                     self._answers = inbox
         return self._answers
 
@@ -108,7 +109,7 @@ class Wire:
         """Fire and forget; kept and sent later while the connection is away, as far as the buffer goes."""
         try:
             await self._send_held()
-            await self._client.publish(subject, payload, reply=reply)
+            await _cancellable(self._client.publish(subject, payload, reply=reply))
         except nats.errors.ConnectionClosedError as error:
             raise self._closed() from error
         except nats.errors.OutboundBufferLimitError as error:
@@ -131,7 +132,7 @@ class Wire:
     async def _send_held(self) -> None:
         held, self._soon = self._soon, []
         for subject, payload in held:
-            await self._client.publish(subject, payload)
+            await _cancellable(self._client.publish(subject, payload))
 
     async def listen(self, subject: str, on_message: Callable[[Incoming], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Calls ``on_message`` with one message after the other; it must not wait for the server. Returns the end."""
@@ -184,8 +185,9 @@ class Wire:
 
 
 async def _cancellable(waiting: Awaitable[T]) -> T:
-    """Wait as nats-py does, by ``asyncio.wait_for``: before Python 3.12 that swallows a cancellation which meets the answer,
-    and a loop that asks the server would go on for ever, though its service is to end."""
+    """Wait for nats-py, which swallows cancellations: ``asyncio.wait_for`` does before Python 3.12, where one meets the answer,
+    and so does a publish that waits for a full buffer. A loop that asks the server would go on for ever, though its service
+    is to end."""
     task = asyncio.current_task()
     assert task is not None
     num_asked = task.cancelling()
