@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 RETRY_HEADER = "x-stainless-retry-count"
 EPISODE_PREFIX = "/e/{who}"
-STREAM_KEY = re.compile(rb',\s*"stream"\s*:\s*true|"stream"\s*:\s*true\s*,')
+STREAM_KEY = re.compile(rb'"stream"\s*:\s*true')
 """Quotes within a text are escaped there, so it is a key: of the body, or of something in it."""
 """Before any path: the episode, or its key for clients that cannot set one."""
 
@@ -122,9 +122,18 @@ def digest_of(dialect: Dialect, raw: bytes, *, is_stream: bool) -> bytes:
     A client that gave a stream up may ask for the same as a whole (Claude Code does, after five minutes without text): what
     turns streaming on is left out where there is no doubt which of the body's words that is.
     """
-    if is_stream and len(STREAM_KEY.findall(raw)) == 1:
-        raw = STREAM_KEY.sub(b"", raw)
+    found = [*STREAM_KEY.finditer(raw)] if is_stream else []
+    if len(found) == 1:
+        raw = _without(raw, found[0].start(), found[0].end())
     return hashlib.sha256(dialect.path.encode() + b"\0" + raw).digest()
+
+
+def _without(raw: bytes, start: int, end: int) -> bytes:
+    """JSON without one member of an object, as if it had never been written."""
+    before, after = raw[:start].rstrip(), raw[end:]
+    if before.endswith(b","):
+        return before.removesuffix(b",") + after
+    return before + after.lstrip().removeprefix(b",").lstrip()
 
 
 def _number(text: str) -> int:
