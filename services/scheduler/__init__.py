@@ -14,8 +14,8 @@ promises    a run ends: when group after group comes to nothing it stops and say
             run · every assignment has a reason · two schedulers at once do no harm: what may happen once is said once
 waits for   leadership (one scheduler leads by a lease, the others wait) · nodes, saying which kind is missing
 
-pure        names, rounds, steps, losses, progress, rhythm (one run) · policy/, fleet, pulse, doubles, wants, allocation,
-            shards, plan (nodes)
+pure        names, rounds, steps, losses, progress, measures, demand, rhythm (one run) · policy/, fleet, pulse, doubles,
+            wants, allocation, shards, plan (nodes)
 adapters    leadership, lease_book, lookout (buckets) · conductor (one run's journal and queue) · clearing (queues of
             ended runs) · service (wires them, and the tick)
 """

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role, Service
 from seamlessflow.contracts.tags import ROLES
+from seamlessflow.node_hardware import hardware_of
 
 from .policy.base import ROLLOUT, TRAIN, Node, Process
 
@@ -39,7 +40,8 @@ class Fleet:
     grace_seconds: float
     _processes: dict[str, dict[str, Process]] = field(default_factory=dict)
     """As they announce themselves; orders are applied when nodes are asked for."""
-    _hardware: dict[str, Hardware] = field(default_factory=dict)
+    _hardware: dict[str, dict[str, Hardware]] = field(default_factory=dict)
+    """By node and service, as each says."""
     _orders: Mapping[str, NodeOrder] = field(default_factory=dict)
     _observed_at: float = 0.0
     _known: dict[str, tuple[object, Node]] = field(default_factory=dict)
@@ -58,20 +60,25 @@ class Fleet:
         None: as before.
         """
         before, self._processes = self._processes, {}
+        hardware = {name: dict(said) for name, said in self._hardware.items()}
         for s in statuses:
             if s.service != Service.SCHEDULER:
                 known = before.get(s.node, {}).get(s.service)
                 process = _as_said(s, (s.node, s.service) in quiet, known)
                 self._processes.setdefault(s.node, {})[s.service] = process
                 if s.hardware is not None:
-                    self._hardware[s.node] = s.hardware
+                    hardware.setdefault(s.node, {})[s.service] = s.hardware
         for node, processes in before.items():
             for service, process in processes.items():
                 if service not in self._processes.get(node, {}):
                     since = process.gone_since if process.gone_since is not None else now
                     if now - since < self.grace_seconds:
                         self._processes.setdefault(node, {})[service] = Process(process.capabilities, since)
-        self._hardware = {name: hardware for name, hardware in self._hardware.items() if name in self._processes}
+        self._hardware = {
+            name: {service: of for service, of in said.items() if service in self._processes[name]}
+            for name, said in hardware.items()
+            if name in self._processes
+        }
         self._known = {name: node for name, node in self._known.items() if name in self._processes}
         self._orders = self._orders if orders is None else orders
         self._observed_at = now
@@ -120,7 +127,7 @@ class Fleet:
             holding,
             tags=frozenset(order.add) - frozenset(ROLES),  # a role takes a process that can play it
             taken_away=taken_away,
-            hardware=self._hardware.get(name),
+            hardware=hardware_of(self._hardware.get(name, {})),
             is_drained=order.drain,
             is_stuck=is_stuck,
         )

@@ -7,6 +7,7 @@ same work twice: should two lead for a moment, leases are compare-and-set and ev
 from __future__ import annotations
 
 import asyncio
+import time
 
 import structlog
 
@@ -26,6 +27,12 @@ class Leadership:
     def __init__(self, bus: Bus, instance: str, ttl_seconds: int) -> None:
         self._bus, self._instance, self._ttl_seconds = bus, instance.encode(), ttl_seconds
         self._revision = 0
+        self._renewed_at = 0.0
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether nobody else can lead yet: a process that stood still does not know what happened meanwhile."""
+        return time.monotonic() - self._renewed_at < self._ttl_seconds
 
     async def leader(self) -> str | None:
         """The instance that leads now."""
@@ -47,8 +54,9 @@ class Leadership:
         while True:
             await asyncio.sleep(self._ttl_seconds / 4)
             try:
-                bucket = await self._bucket()
+                bucket, began = await self._bucket(), time.monotonic()
                 self._revision = await bucket.update(LEADER_KEY, self._instance, self._revision, ttl_seconds=self._ttl_seconds)
+                self._renewed_at = began
             except SequenceMismatch as wrong:
                 if not await self._create():  # it may have run out with nobody else there, as while the server was away
                     raise Refused(f"{await self.leader()} leads now; this scheduler stops and may start again") from wrong
@@ -59,10 +67,12 @@ class Leadership:
             await (await self._bucket()).delete(LEADER_KEY)
 
     async def _create(self) -> bool:
+        began = time.monotonic()
         try:
             self._revision = await (await self._bucket()).create(LEADER_KEY, self._instance, ttl_seconds=self._ttl_seconds)
         except SequenceMismatch:
             return False
+        self._renewed_at = began
         return True
 
     async def _bucket(self) -> KeyValue:

@@ -6,10 +6,10 @@ import structlog
 
 from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
-from seamlessflow.contracts import Lease, RoleAssigned
+from seamlessflow.contracts import Lease, Role, RoleAssigned
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import journal
-from seamlessflow.errors import SequenceMismatch, Unavailable
+from seamlessflow.errors import MalformedMessage, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Speaker
 
 from .fleet import HeldLease
@@ -32,8 +32,13 @@ class LeaseBook:
         self.leases = {}
         for entry in entries:
             if "." not in entry.key:  # the leader's key is no node
-                lease = unpack_record(Lease, entry.value)
                 before = known.get(entry.key)
+                try:
+                    lease = unpack_record(Lease, entry.value)
+                except MalformedMessage as wrong:  # it counts for nothing, and the next lease of the node replaces it
+                    log.warning("lease.unreadable", node=entry.key, reason=str(wrong))
+                    epoch = max(entry.revision, before.lease.epoch if before is not None else 0)  # a write for each epoch
+                    lease = Lease(run=None, role=Role.IDLE, epoch=epoch)
                 since = before.since if before is not None and before.revision == entry.revision else now
                 self.leases[entry.key] = HeldLease(lease, entry.revision, since)
 

@@ -31,6 +31,7 @@ class Lookout:
         self.fleet = Fleet(settings.gone_seconds)
         self._pulse, self._doubles = Pulse(settings.quiet_seconds), Doubles()
         self._said: dict[str, object] = {}
+        self._orders: dict[str, NodeOrder] = {}
 
     async def look(self, now: float) -> None:
         """Read both buckets. ``now``: Unix seconds."""
@@ -62,13 +63,16 @@ class Lookout:
                                advice="it is there and hangs, or ended without a word: end it, or start it again")  # fmt: skip
 
     async def _read_orders(self) -> dict[str, NodeOrder]:
-        """What people ordered by hand, of nodes that are not there, too."""
-        orders = {}
+        """What people ordered by hand, of nodes that are not there, too. What cannot be read changes nothing of its node."""
+        orders = dict[str, NodeOrder]()
         for entry in await (await self._context.bus.kv(ORDERS_BUCKET)).entries():
             try:
                 orders[entry.key] = unpack_record(NodeOrder, entry.value)
             except MalformedMessage as wrong:
                 self._say_once(f"order {entry.key}", "order.unreadable", node=entry.key, reason=str(wrong))
+                if entry.key in self._orders:
+                    orders[entry.key] = self._orders[entry.key]
+        self._orders = orders
         return orders
 
     def _show_doubles(self, doubles: Mapping[Name, tuple[str, str]]) -> None:

@@ -39,8 +39,8 @@ from seamlessflow.run_config import RunConfig
 from .policy.base import Rates
 from .steps import Steps
 
-NUM_STEPS = 3
-"""Newest steps that a step's cost is the median of, and rollout's the mean over."""
+NUM_STEPS = 6
+"""Newest steps over which costs are averaged: groups are finished in waves."""
 NUM_HANDOVERS = 9
 WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
 FULL_SHARE = 0.5
@@ -229,13 +229,13 @@ class Measures:
         """What was rolled out since the step before; not where rollout may have stood at the staleness bound."""
         rolled = self._rolled + self._rolling * at - self._rolling_since
         done = self._num_episodes / self._config.algorithm.group_size
-        seconds, groups = rolled - self._mark[0], done - self._mark[1]
+        seconds, groups = max(0.0, rolled - self._mark[0]), done - self._mark[1]
         self._mark = rolled, done
         is_full = waits > FULL_SHARE * self._config.algorithm.max_staleness
         if groups > 0 and (not is_full or not self._rollouts):
-            if self._is_first:
+            is_second, self._is_first = self._is_first, not self._rollouts
+            if is_second:
                 self._rollouts.clear()
-            self._is_first = not self._rollouts
             self._rollouts.append((seconds, groups))
 
     def _on_trainer_started(self, event: TrainerStarted, at: float) -> None:

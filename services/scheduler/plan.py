@@ -58,9 +58,14 @@ def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand]) -> str:
 
 
 def differs(assignment: Assignment, lease: Lease | None) -> bool:
-    """Whether a new lease is due. Reason and hand_back alone are not worth an epoch: they count at a change of roles."""
+    """Whether a new lease is due. Reason and hand_back alone are not worth an epoch: they count at a change of roles.
+
+    But who froze generations to go on with them, and cannot any more, is told to hand them back.
+    """
     if lease is None:
         return assignment.run is not None
+    if assignment.never_rolls_out and assignment.hand_back and not lease.hand_back and lease.run is not None:
+        return True
     ours = (
         assignment.run,
         assignment.role,
@@ -80,6 +85,8 @@ def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[
     none. With fewer buckets than nodes all own all: a node that owned nothing would get only what others have no room for.
     """
     said, wrong = given_out(policy_of(demand.policy), devices, demand, now)
+    nodes = {node.name: node for node in devices}
+    said = [_for_good(each, nodes[each.node], demand) for each in said]
     never = {assignment.node for assignment in said if assignment.never_rolls_out}
     able = [node for node in devices if node.has(ROLLOUT) and node.name not in never]
     owned: dict[str, tuple[int, ...]] = {}
@@ -97,6 +104,14 @@ def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[
         for each in said
     ]
     return owners, wrong
+
+
+def _for_good(assignment: Assignment, node: Node, demand: Demand) -> Assignment:
+    """Nothing is frozen on a node that rolls out no more: whatever its policy said, its generations go to others."""
+    if assignment.role is Role.ROLLOUT or Service.ROLLOUT_WORKER not in node.processes:
+        return assignment
+    never = assignment.never_rolls_out or not node.has(ROLLOUT) or not demand.served_by(node)
+    return replace(assignment, never_rolls_out=never, hand_back=assignment.hand_back or never)
 
 
 def _serving(nodes: Sequence[Node], everyone: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:

@@ -62,6 +62,9 @@ from .progress import holding
 
 log = structlog.get_logger()
 
+LEASES_SECONDS = 3.0
+"""How often all leases are read again."""
+
 
 class Scheduler:
     """One process of the service. It leads, or waits until it may."""
@@ -75,7 +78,7 @@ class Scheduler:
         self._states: dict[str, RunState] = {}
         self._clearing = Clearing(context.bus, settings.queue_grace_seconds)
         self._woken = asyncio.Event()
-        self._observed_at = 0.0
+        self._observed_at = self._leases_read_at = 0.0
 
     async def run(self) -> None:
         """Until a stop is asked for."""
@@ -206,6 +209,8 @@ class Scheduler:
             await self._conduct(conductor, now)
         plan = self._plan(now)
         for assignment in plan.changes:
+            if not self._leadership.is_certain:
+                raise Unavailable("its key was not renewed in time, so another scheduler may lead: no lease is written")
             await self._book.write(assignment, now)
         if any(change.role is Role.SERVE for change in plan.changes):  # shards taken are given at the next look: let it be now
             self._observed_at = 0.0
@@ -215,6 +220,9 @@ class Scheduler:
     async def _observe_nodes(self, now: float) -> None:
         await self._lookout.look(now)
         self._observed_at = now
+        if not 0 <= now - self._leases_read_at < LEASES_SECONDS:  # an earlier leader may have written after we read
+            await self._book.load(now)
+            self._leases_read_at = now
 
     async def _conduct(self, conductor: Conductor, now: float) -> None:
         limit = conductor.config.fleet.journal_bytes

@@ -7,8 +7,8 @@ batches pile up, the larger one works them off. One node changes hands at each t
     smaller ──(even the larger one will not run dry during its next step)──▶ larger
     larger ──(it would run dry)──▶ smaller; lent as a whole while the gap is worth it
 
-Sizes outside those two are tried where the measured share is wrong: batches pile up at the larger one, or it runs dry at the
-smaller one, step after step. With one or two nodes, or while nothing may be rolled out during a step, it is multiplexed.
+The two sizes move with what waits, so that a wrong measure corrects itself: many batches waiting call for more nodes than the
+ideal share, none for fewer. With one or two nodes, or while nothing may be rolled out during a step, it is multiplexed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .base import ROLLOUT, TRAIN, Assignment, Demand, Node, rollout, trainer_of
+from .base import ROLLOUT, TRAIN, Assignment, Demand, Node, Rates, rollout, trainer_of
 from .gang import choose_members, is_told, patience
 from .multiplexed import lent
 
 FEW_NODES = 2
-SPARE, MARGIN = 0.1, 0.1
-"""Batches: the turning points lie ``MARGIN`` to either side of a point where the larger gang will have ``SPARE`` left."""
-TOO_MANY = 1.5
-"""Batches. More than this wait, and do not get fewer: the gang is too small, whatever was measured."""
+SPARE = 0.1
+"""Batches that the larger gang will have left at the end of its next step, or it turns to the smaller."""
+BAND = 0.1
+"""The smaller one turns to the larger with so many more batches waiting, as a share of those that may wait: long strides, few
+hand-overs, and still young tokens."""
+GAIN = 0.2
+"""A step is to refill one batch; so much less of it for each that waits beyond the middle of the band, or more for each that is
+missing where steps run dry."""
+REACH = 1 / 8
+"""Of the gang's size: most that it changes by in one step; one node in any case."""
 UNSURE = 0.04
 """Of a step's time: its end is not known better."""
+NOTICE_SECONDS = 0.5
+"""Until the scheduler looks, where no event makes it."""
 FIRST_SHARE = 0.25
 """Of the nodes, for the first step: nothing is measured yet."""
 
@@ -52,16 +60,17 @@ def next_assignments(fleet: Sequence[Node], demand: Demand, now: float) -> list[
 
 def gang_size(fleet: Sequence[Node], demand: Demand, now: float, lead: Node) -> Size:
     """How many nodes the next step is to be taken by."""
-    num_able = 1 + sum(node is not lead and node.can(TRAIN) for node in fleet)
-    most, num_nodes = min(demand.train_nodes, num_able), sum(node.can(ROLLOUT) or node.can(TRAIN) for node in fleet)
+    able = [node for node in fleet if node is lead or node.can(TRAIN)]
+    most, num_nodes = min(demand.train_nodes, len(able)), sum(node.can(ROLLOUT) or node.can(TRAIN) for node in fleet)
     if num_nodes <= FEW_NODES or demand.max_staleness == 0 or most <= 1:
         return Size(most, "")
     rates, current = demand.rates, _current(fleet, demand, lead)
-    if rates.rollout_seconds is None or rates.train_seconds is None:
-        first = max(1, min(most, math.ceil(FIRST_SHARE * num_nodes)))
-        return Size(current or first, f"{current or first} nodes until a step was measured")
-    share = num_nodes * rates.train_seconds / (rates.rollout_seconds + rates.train_seconds)
-    return _turned(demand, now, num_nodes, current, share, most)
+    least = max(1, sum(not node.has(ROLLOUT) for node in able))
+    most = max(least, min(most, num_nodes - 1))
+    if not rates.rollout_seconds or not rates.train_seconds:  # what took no time was not measured
+        first = min(most, current or max(least, math.ceil(FIRST_SHARE * num_nodes)))
+        return Size(first, f"{first} nodes until a step was measured")
+    return _turned(demand, now, num_nodes, current, least, most)
 
 
 def _current(fleet: Sequence[Node], demand: Demand, lead: Node) -> int:
@@ -75,24 +84,27 @@ def _current(fleet: Sequence[Node], demand: Demand, lead: Node) -> int:
     return len(listed) + joining
 
 
-def _turned(demand: Demand, now: float, num_nodes: int, current: int, share: float, most: int) -> Size:
+def _turned(demand: Demand, now: float, num_nodes: int, current: int, least: int, most: int) -> Size:
     """The smaller or the larger gang, as batches pile up or run out."""
     rates = demand.rates
-    assert rates.rollout_seconds is not None and rates.train_seconds is not None
-    most = min(most, num_nodes - 1)
-    smaller = max(1, min(most, _corrected(demand, math.floor(share))))
-    larger = min(most, smaller + 1)
+    assert rates.rollout_seconds and rates.train_seconds
+    share = num_nodes * rates.train_seconds / (rates.rollout_seconds + rates.train_seconds)
     said = f"ideal share {share:.2f} of {num_nodes} nodes (R {rates.rollout_seconds:.0f} s, T {rates.train_seconds:.0f} s)"
-    if not current:
-        return Size(smaller, f"{said}: {smaller}")
-    if larger == smaller:
-        return Size(smaller, f"{said}: {smaller}")
     seconds_left = _seconds_left(demand, now)
-    if seconds_left > _lead_seconds(demand):
+    if current and seconds_left > _lead_seconds(demand):
         return Size(current, f"{said}: {current} until the step ends")
     waiting = demand.waiting + seconds_left * (num_nodes - current) / rates.rollout_seconds
+    band = BAND * demand.max_staleness
+    refill = max(0.1, 1 - GAIN * (waiting - 1 - SPARE - band / 2)) if current else 1.0
+    if refill > 1 and not _runs_dry(rates):
+        refill = 1.0  # the smaller gang refills more than it takes
+    centre = num_nodes / (1 + refill * rates.rollout_seconds / rates.train_seconds)
+    smaller = max(least, min(most, _within_reach(rates, math.floor(centre))))
+    larger = max(smaller, min(most, _within_reach(rates, smaller + 1)))
+    if not current or larger == smaller:
+        return Size(smaller, f"{said}: {smaller}")
     needed = _needed(demand, num_nodes, larger)
-    turn = needed + (MARGIN if current <= smaller else -MARGIN)
+    turn = needed + (band if current <= smaller else 0.0)
     size = larger if waiting >= turn else smaller
     return Size(size, f"{said}; {waiting:.2f} batches wait then, {larger} nodes need {needed:.2f}: {size}")
 
@@ -100,22 +112,22 @@ def _turned(demand: Demand, now: float, num_nodes: int, current: int, share: flo
 def _needed(demand: Demand, num_nodes: int, size: int) -> float:
     """Batches that must wait when a step begins, so that this gang finds one at its end, too."""
     rates = demand.rates
-    assert rates.rollout_seconds is not None and rates.train_seconds is not None
+    assert rates.rollout_seconds and rates.train_seconds
     refilled = (num_nodes - size) * rates.train_seconds / size / rates.rollout_seconds
-    return min(max(1.0, 2.0 - refilled) + SPARE, demand.max_staleness - 2 * MARGIN)
+    return min(max(1.0, 2.0 - refilled) + SPARE, 0.5 * demand.max_staleness)
 
 
-def _corrected(demand: Demand, smaller: int) -> int:
-    """The measured share is wrong when batches pile up although the larger gang trained, or run out with the smaller one."""
-    last = demand.rates.step_nodes
-    if demand.rates.waited is None or not last:
-        return smaller
-    waited, before = demand.rates.waited
-    if last > smaller and waited > TOO_MANY and waited > before - MARGIN:
-        return last
-    if last <= smaller and waited < 1 and before < 1 and waited <= before:
-        return last - 1
-    return smaller
+def _runs_dry(rates: Rates) -> bool:
+    """Whether steps had to wait for their batches one after the other: the measured share is too high."""
+    return rates.waited is not None and max(rates.waited) < 1
+
+
+def _within_reach(rates: Rates, size: int) -> int:
+    """A size that is not far from that of the newest step: what is measured of one step is not certain."""
+    if not rates.step_nodes:
+        return size
+    reach = max(1, round(REACH * rates.step_nodes))
+    return max(rates.step_nodes - reach, min(rates.step_nodes + reach, size))
 
 
 def _seconds_left(demand: Demand, now: float) -> float:
@@ -132,4 +144,4 @@ def _lead_seconds(demand: Demand) -> float:
     """How long before the end of a step, as far as that is known, a node is called, so that it is in place then."""
     rates = demand.rates
     seconds = (rates.step_seconds or 0.0) / max(1, rates.step_nodes)
-    return min(patience(demand), 2 * (rates.reclaim_seconds or 0.0) + 1.0) + UNSURE * seconds
+    return min(patience(demand), 2 * (rates.reclaim_seconds or 0.0) + NOTICE_SECONDS) + UNSURE * seconds

@@ -195,7 +195,7 @@ class Assignment:
     lent: bool = False
     """It rolls out between steps that it takes part in; the trainer's node needs not say so."""
     never_rolls_out: bool = False
-    """For the whole run; so it owns no affinity bucket."""
+    """For the whole run, or until its tags change; so it owns no affinity bucket, and what it holds goes to other nodes."""
     buckets: tuple[int, ...] = ()
     """Affinity buckets that the node owns, whatever its role is now; filled in by the plan, no policy's matter."""
 
@@ -222,14 +222,17 @@ def _is_trainer(node: Node, run: str) -> bool:
 
 
 def rollout(node: Node, demand: Demand, reason: str, *, trainer: bool = False) -> Assignment:
-    """Sample for the run, for those of its work tags that the node has; one without any idles and says so."""
+    """Sample for the run, for those of its work tags that the node has; one without any idles and says so.
+
+    It hands back what it samples: it would not come back to what it froze.
+    """
     tags = demand.served_by(node)
     if tags:
         return Assignment(node.name, demand.run, Role.ROLLOUT, reason, tags, trainer)
     if node.has(ROLLOUT):
         lacking = " and ".join(dict.fromkeys(part for tag in demand.tags for part in demand.lacks(node, tag)))
-        return idle(node, demand, f"nothing of the run is for it: it lacks {lacking}", trainer=trainer)
-    return idle(node, demand, "it cannot roll out, and nothing else is to do", trainer=trainer)
+        return idle(node, demand, f"nothing of the run is for it: it lacks {lacking}", trainer=trainer, hand_back=True)
+    return idle(node, demand, "it cannot roll out, and nothing else is to do", trainer=trainer, hand_back=True)
 
 
 def train(node: Node, demand: Demand, reason: str, *, hand_back: bool = False, members: Iterable[str] = ()) -> Assignment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -33,11 +34,12 @@ from seamlessflow.contracts import (
     TrainerStarted,
     TrainingEndRequested,
 )
-from seamlessflow.contracts.routes import CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET
+from seamlessflow.contracts.routes import CONTROL_STREAM, LEASES_BUCKET, QUEUE_OF, RUNS_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
 from seamlessflow.errors import Unavailable
 from seamlessflow.ledger import Ledger
-from services.scheduler import clearing
+from services.scheduler import clearing, service
+from services.scheduler.leadership import Leadership
 from services.scheduler.service import Scheduler
 
 ROUNDS = {"evaluation": {"before": True, "after": True}}
@@ -207,6 +209,57 @@ async def test_a_document_that_cannot_be_used_is_refused_where_the_requester_loo
 
     await until(buried)
     assert not await bench.has_journal()
+
+
+async def test_a_run_with_a_policy_that_cannot_be_had_is_refused(bench: Bench):
+    """When it is requested, not when its first batch is ready."""
+    await bench.start()
+    await bench.speaker.say(RunRequested(run=RUN, document=document(fleet={"policy": "nowhere:at_all"})))
+
+    async def refused() -> bool:
+        state = await bench.state()
+        return state is not None and state.phase is RunPhase.REFUSED
+
+    await until(refused)
+    assert "cannot import nowhere" in (await bench.state()).reason
+
+
+async def test_a_lease_that_an_earlier_leader_wrote_at_last_is_found_and_put_right(bench: Bench, monkeypatch):
+    """It stood still, woke up and wrote once more before it ended: the one who leads now was refused nothing by that."""
+    monkeypatch.setattr(service, "LEASES_SECONDS", 0.05)
+    await bench.start()
+    await bench.announce()
+    await bench.request()
+
+    async def rolls_out() -> bool:
+        lease = await bench.lease("gpu")
+        return lease is not None and lease.role is Role.ROLLOUT
+
+    await until(rolls_out)
+    stands = await bench.lease("gpu")
+    assert stands is not None
+    late = stands.model_copy(update={"epoch": stands.epoch + 1, "role": Role.IDLE, "trainer": False})
+    await (await bench.bus.kv(LEASES_BUCKET)).put("gpu", pack_record(late))
+    await until(rolls_out)
+    right = await bench.lease("gpu")
+    assert right is not None and (right.epoch, right.trainer) == (stands.epoch + 2, True)
+
+
+async def test_a_leader_that_could_not_renew_its_key_writes_no_lease(bench: Bench, monkeypatch):
+    """Another may lead already: it waits until it knows."""
+    monkeypatch.setattr(Leadership, "is_certain", property(lambda leadership: False))
+    await bench.start()
+    await bench.announce()
+    await bench.request()
+    await asyncio.sleep(0.3)
+    assert await bench.lease("gpu") is None
+
+    monkeypatch.setattr(Leadership, "is_certain", property(lambda leadership: True))
+
+    async def leased() -> bool:
+        return await bench.lease("gpu") is not None
+
+    await until(leased)
 
 
 async def test_a_stop_of_a_run_nobody_requested_is_a_dead_letter(bench: Bench):

@@ -1,0 +1,267 @@
+"""Gangs: who belongs to one, in which order it comes together and parts, when it is lent, and how large ``auto`` makes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_policies import TRAINER, WORKER, both, node, obey
+
+from seamlessflow.contracts import Role
+from seamlessflow.errors import ConfigError
+from services.scheduler.policy import POLICIES, Assignment, Demand, Node, Rates, policy_of
+from services.scheduler.policy.auto import gang_size
+from services.scheduler.policy.checked import given_out
+from services.scheduler.policy.gang import RELEASE_SECONDS
+
+MEASURED = Rates(
+    rollout_seconds=250.0,
+    train_seconds=100.0,
+    reclaim_seconds=3.0,
+    lend_seconds=3.0,
+    step_taken_at=0.0,
+    group_finished_at=0.0,
+    waited=(1.1, 1.1),
+    step_nodes=2,
+)
+"""Of eight nodes 2.29 should train."""
+
+
+def demand(policy: str = "multiplexed", **wants: object) -> Demand:
+    return replace(Demand("r1", policy, train_nodes=3, groups_per_step=10, max_staleness=4), **wants)
+
+
+def asked(nodes: list[Node], want: Demand, now: float = 0.0) -> list[Assignment]:
+    return POLICIES[want.policy](nodes, want, now)
+
+
+def settled(nodes: list[Node]) -> dict[str, int]:
+    """All trainers obey, and no step of an older lease is in progress."""
+    return {each.name: each.lease.epoch for each in nodes if each.lease is not None}
+
+
+def roles(given_out: list[Assignment]) -> str:
+    """One letter a node: R rollout, T trainer of the run in training, t member, r trainer of the run that rolls out, - idle."""
+    letters = {(Role.ROLLOUT, False): "R", (Role.ROLLOUT, True): "r", (Role.TRAIN, True): "T", (Role.TRAIN, False): "t"}
+    return "".join(letters.get((each.role, each.trainer), "-") for each in sorted(given_out, key=lambda a: a.node))
+
+
+FOUR = [both(name) for name in "abcd"]
+
+
+def test_members_take_their_devices_first_and_the_lead_last():
+    """Release before grant: until all of them are there the lead rolls out, and then it has the whole gang."""
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    first = asked(nodes, demand(wants_train=True))
+    assert roles(first) == "rttR" and {each.gang for each in first if each.role is Role.TRAIN} == {("a", "b"), ("a", "c")}
+
+    slow = [replace(each, holding=frozenset({WORKER})) if each.name == "c" else each for each in obey(nodes, first)]
+    assert roles(asked(slow, demand(wants_train=True), 1.0)) == "rttR"
+    there = obey(nodes, first)
+    second = asked(there, demand(wants_train=True), 1.0)
+    assert roles(second) == "TttR" and second[0].gang == ("a", "b", "c")
+
+
+def test_who_does_not_get_its_device_in_time_is_left_out():
+    """And comes in later, for the next step, without another hand-over; or another node takes its place."""
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    told = obey(nodes, asked(nodes, demand(wants_train=True)))
+    slow = [replace(each, holding=frozenset({WORKER})) if each.name == "c" else each for each in told]
+    assert roles(asked(slow, demand(wants_train=True), RELEASE_SECONDS)) == "rtRt"
+
+    without = asked(slow[:3], demand(wants_train=True), RELEASE_SECONDS)
+    assert roles(without) == "Ttt" and without[0].gang == ("a", "b")
+    later = obey(slow[:3], without, RELEASE_SECONDS)
+    assert asked(later, demand(wants_train=True), RELEASE_SECONDS)[0].gang == ("a", "b", "c")
+
+
+def test_a_member_that_is_gone_leaves_the_gang_at_once():
+    """Its process is away: the next step is not for it."""
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    for _ in range(2):
+        nodes = obey(nodes, asked(nodes, demand(wants_train=True)))
+    left = [both("b", gone=(TRAINER,)), *[each for each in nodes if each.name != "b"]]
+    left[0] = replace(left[0], lease=next(each.lease for each in nodes if each.name == "b"))
+    said = asked(sorted(left, key=lambda each: each.name), demand(wants_train=True, train_nodes=2))
+    assert "b" not in said[0].gang
+
+
+def test_who_leaves_a_gang_holds_its_device_until_the_step_is_taken():
+    """The lead's lease no longer names it; the step that began with it may still be in progress."""
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    for _ in range(2):
+        nodes = obey(nodes, asked(nodes, demand(wants_train=True)))
+    fewer = demand(wants_train=True, train_nodes=2, settled_epochs=settled(nodes))
+    said = asked(nodes, fewer)
+    assert roles(said) == "TttR" and said[0].gang == ("a", "b")
+
+    written = obey(nodes, said)
+    assert roles(asked(written, fewer)) == "TttR"  # the lead has not taken the new lease up
+    assert roles(asked(written, replace(fewer, settled_epochs=settled(written)))) == "TtRR"
+
+
+def test_a_gang_is_lent_when_the_gap_is_worth_it_and_kept_when_it_is_not():
+    """Six groups are missing and take 75 s; then one, which takes less than a hand-over there and back."""
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    for _ in range(2):
+        nodes = obey(nodes, asked(nodes, demand(wants_train=True)))
+    kept = asked(nodes, demand(groups_ready=10, rates=MEASURED), 1.0)
+    assert roles(kept) == "TttR" and "the groups of the next batch are finished" in kept[0].reason
+    near = replace(MEASURED, rollout_seconds=60.0)
+    assert roles(asked(nodes, demand(groups_ready=9, rates=near), 1.0)) == "TttR"
+    lent = asked(nodes, demand(groups_ready=4, rates=MEASURED), 1.0)
+    assert roles(lent) == "rRRR" and "due in 150 s" in lent[0].reason and "(9.0 s)" in lent[0].reason
+
+
+def test_a_gang_that_is_lent_is_called_back_in_time():
+    """When the next batch is due as soon as the hand-over is done; not while groups finish slower than that."""
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    rates = replace(MEASURED, rollout_seconds=50.0)
+    assert roles(asked(nodes, demand(groups_ready=8, rates=rates), 1.0)) == "rRRR"
+    called = asked(nodes, demand(groups_ready=9, rates=rates), 1.0)
+    assert roles(called) == "rttR" and "due in 5.0 s" in called[1].reason
+    assert roles(asked(nodes, demand(groups_ready=9, rates=rates), 30.0)) == "rRRR"  # no group was finished for 30 s
+
+
+def test_a_single_node_never_waits_for_a_batch_that_nobody_else_rolls_out():
+    """It is lent at once, whatever was measured."""
+    alone = obey([both("a")], asked([both("a")], demand(wants_train=True)))
+    assert roles(asked(alone, demand(groups_ready=9, rates=MEASURED), 1.0)) == "r"
+
+
+def test_a_fleet_that_cannot_train_rolls_out():
+    """No node can train: whoever can rolls out, and nobody is told to train."""
+    nodes = [node("a", WORKER), node("b", WORKER)]
+    for policy in ("multiplexed", "colocated", "auto"):
+        assert roles(asked(nodes, demand(policy, wants_train=True))) == "RR"
+
+
+def sized(num_nodes: int, now: float = 100.0, current: int = 2, **wants: object) -> int:
+    """What auto makes of a gang of ``current``, with as many members as it likes."""
+    nodes = [both(f"n{number}") for number in range(num_nodes)]
+    want = demand("auto", train_nodes=current, wants_train=True)
+    for _ in range(3):
+        nodes = obey(nodes, POLICIES["multiplexed"](nodes, want, 0.0))
+    return gang_size(nodes, replace(want, train_nodes=num_nodes, **wants), now, nodes[0]).num_nodes
+
+
+@pytest.mark.parametrize(
+    ("current", "ready", "size"),
+    [(2, 10 + 19, 3), (2, 10 + 15, 2), (3, 10 + 15, 3), (3, 10 + 13, 2), (2, 10 + 2, 2), (3, 10 + 2, 2)],
+)
+def test_auto_takes_the_larger_gang_when_it_will_not_run_dry_and_stays_in_between(current, ready, size):
+    """The ideal share is 2.29 of eight nodes. Three nodes need 1.33 batches waiting, so that there is one after their step."""
+    rates = replace(MEASURED, step_nodes=current)
+    assert sized(8, current=current, groups_ready=ready, rates=rates) == size
+
+
+def test_auto_does_not_trust_a_measure_that_what_waits_contradicts():
+    """Step after step waits for its batch: fewer than the share says. Batches pile up: more than it says."""
+    dry = replace(MEASURED, waited=(0.5, 0.6))
+    assert sized(8, groups_ready=10 + 2, rates=dry) == 1
+    piled = replace(MEASURED, rollout_seconds=900.0)
+    assert sized(8, groups_ready=10 + 38, rates=piled) == 2 and sized(8, groups_ready=10 + 12, rates=piled) == 1
+
+
+def test_auto_decides_at_the_end_of_a_step():
+    """In the middle of one everybody stays: who came now would stand idle until its end."""
+    rates = replace(MEASURED, step_began_at=100.0, step_seconds=100.0)
+    assert sized(8, now=120.0, groups_ready=40, rates=rates) == 2
+    assert sized(8, now=147.0, groups_ready=40, rates=rates) == 3
+    assert sized(8, now=100.0 - 3600.0, groups_ready=40, rates=rates) == 3  # a clock that is an hour off is not believed
+
+
+def test_auto_is_multiplexed_with_few_nodes_and_where_nothing_may_be_ahead():
+    """Nothing to divide; or nothing to roll out during a step, so that as many train as may."""
+    assert sized(2, current=2, rates=MEASURED) == 2
+    assert sized(8, current=3, max_staleness=0, rates=MEASURED) == 8
+
+
+@given(
+    rollout=st.floats(0, 10_000) | st.just(0.0),
+    train=st.floats(0, 10_000) | st.just(0.0),
+    num_nodes=st.integers(3, 9),
+    current=st.integers(1, 8),
+    ready=st.integers(0, 60),
+    most=st.integers(1, 9),
+)
+def test_auto_never_takes_more_than_may_train_and_leaves_somebody_to_roll_out(rollout, train, num_nodes, current, ready, most):
+    """Whatever was measured, nothing or no time at all; and at most one node more or fewer than took the last step."""
+    current = min(current, num_nodes)
+    rates = replace(MEASURED, rollout_seconds=rollout, train_seconds=train, step_nodes=current)
+    nodes = [both(f"n{number}") for number in range(num_nodes)]
+    for _ in range(3):
+        nodes = obey(nodes, POLICIES["multiplexed"](nodes, demand("auto", train_nodes=current, wants_train=True), 0.0))
+    want = demand("auto", train_nodes=most, groups_ready=ready, rates=rates, wants_train=True)
+    size = gang_size(nodes, want, 100.0, nodes[0]).num_nodes
+    assert 1 <= size <= min(most, num_nodes - 1) or most == 1 == size
+    assert abs(size - current) <= 1 or size == min(most, num_nodes - 1)
+
+
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    kinds=st.lists(st.sampled_from([(WORKER, TRAINER), (WORKER, TRAINER), (WORKER,), (TRAINER,)]), min_size=1, max_size=7),
+    train_nodes=st.integers(1, 4),
+    ready=st.integers(0, 30),
+    wants_train=st.booleans(),
+    measured=st.booleans(),
+)
+def test_with_the_same_wants_a_fleet_comes_to_rest(policy, kinds, train_nodes, ready, wants_train, measured):
+    """No flapping: within a few looks nothing changes any more, each node changes its role at most three times, and every
+    promise is kept on the way."""
+    nodes = [node(f"n{at}", *services) for at, services in enumerate(kinds)]
+    rates = replace(MEASURED, step_nodes=0) if measured else Rates()
+    want = demand(policy, train_nodes=train_nodes, groups_ready=ready, wants_train=wants_train, rates=rates)
+    changed = dict.fromkeys((each.name for each in nodes), 0)
+    for look in range(8):
+        said, wrong = given_out(POLICIES[policy], nodes, replace(want, settled_epochs=settled(nodes)), 100.0 + look)
+        assert wrong is None
+        for each, assignment in zip(nodes, said, strict=True):
+            changed[each.name] += each.lease is not None and each.lease.role is not assignment.role
+            assert assignment.role is not Role.TRAIN or each.has("train")
+        leads = [each for each in said if each.trainer and each.role is Role.TRAIN]
+        for lead in leads:
+            held = {each.name for each in nodes if TRAINER in each.holding}
+            assert set(lead.gang[1:]) <= held and len(lead.gang) <= train_nodes
+        nodes, before = obey(nodes, said, 100.0 + look), roles(said)
+    assert roles(POLICIES[policy](nodes, replace(want, settled_epochs=settled(nodes)), 108.0)) == before
+    assert max(changed.values()) <= 3
+    able = any(each.has("rollout") for each in nodes) or (wants_train and any(each.has("train") for each in nodes))
+    if able and policy != "disaggregated":
+        assert set(before) - {"-"}, "somebody rolls out or trains whenever something is alive and wanted"
+
+
+def by_hand(fleet: list[Node], want: Demand, now: float) -> list[Assignment]:
+    """A policy of one's own: everybody rolls out."""
+    return [Assignment(each.name, want.run, Role.ROLLOUT, "as I like it", want.tags, each.name == "a") for each in fleet]
+
+
+def two_trainers(fleet: list[Node], want: Demand, now: float) -> list[Assignment]:
+    return [replace(each, trainer=True) for each in by_hand(fleet, want, now)]
+
+
+def broken(fleet: list[Node], want: Demand, now: float) -> list[Assignment]:
+    raise ZeroDivisionError("no steps")
+
+
+def test_a_policy_of_ones_own_is_imported_and_held_to_its_promises():
+    """What it gives counts; where it breaks a promise, or itself, roles stay as they are and the run says why."""
+    mine = policy_of(f"{__name__}:by_hand")
+    assert roles(given_out(mine, FOUR, demand(f"{__name__}:by_hand"), 0.0)[0]) == "rRRR"
+
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    for name, words in (("two_trainers", "one node has the run's trainer"), ("broken", "ZeroDivisionError: no steps")):
+        said, wrong = given_out(policy_of(f"{__name__}:{name}"), nodes, demand(f"{__name__}:{name}"), 0.0)
+        assert roles(said) == "rRRR" and wrong is not None and words in wrong and f"{__name__}:{name}" in wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("nowhere:at_all", "cannot import nowhere"), (f"{__name__}:nobody", "has no nobody"), ("plain", "or module:function")],
+)
+def test_a_policy_that_cannot_be_had_is_refused_with_the_reason(name, words):
+    """So that the run is refused when it is requested, and not when its first batch is ready."""
+    with pytest.raises(ConfigError, match=words):
+        policy_of(name)

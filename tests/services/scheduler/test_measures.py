@@ -1,0 +1,256 @@
+"""What a run costs, measured: each figure by a small story, then what is always true of the fold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_world import RUN, config, origin
+
+from seamlessflow.contracts import (
+    BatchReady,
+    DropReason,
+    EpisodeEnded,
+    EpisodeStatus,
+    Event,
+    GroupAdmitted,
+    GroupDropped,
+    Role,
+    RoleAssigned,
+    RoleReleased,
+    RoleTaken,
+    StepTaken,
+    TrainerStarted,
+)
+from services.scheduler.measures import Measures
+
+WORKER, TRAINER = "rollout-worker", "trainer"
+Told = tuple[Event, float]
+
+
+def measures(*told: Told, **algorithm: int) -> Measures:
+    made = Measures(RUN, config(algorithm={"groups_per_step": 2, "group_size": 2, "max_staleness": 4, **algorithm}))
+    for event, at in told:
+        made.apply(event, at)
+    return made
+
+
+def assigned(node: str, epoch: int, role: Role, gang: tuple[str, ...] = ()) -> RoleAssigned:
+    return RoleAssigned(run=RUN, node=node, epoch=epoch, role=role, tags=(), reason="why", gang=gang)
+
+
+def taken(node: str, epoch: int, service: str) -> RoleTaken:
+    return RoleTaken(run=RUN, node=node, epoch=epoch, service=service)
+
+
+def released(node: str, epoch: int, service: str) -> RoleReleased:
+    return RoleReleased(run=RUN, node=node, epoch=epoch, service=service)
+
+
+def group(name: str, at: float) -> list[Told]:
+    """Admitted at once; its two members end one second before ``at``, and then."""
+    told: list[Told] = [
+        (GroupAdmitted(run=RUN, group=name, task=name, env="single", num_episodes=2, evaluation=None, step=0), 0)
+    ]
+    for index in range(2):
+        end = EpisodeEnded(
+            run=RUN,
+            episode=f"{name}-{index}-0",
+            shard=0,
+            origin=origin(name, index),
+            status=EpisodeStatus.COMPLETED,
+            reward=1.0,
+        )
+        told.append((end, at - 1 + index))
+    return told
+
+
+def batch(step: int, at: float, tokens: int = 100) -> Told:
+    return BatchReady(run=RUN, step=step, line=1, num_groups=2, num_tokens=tokens), at
+
+
+def step(number: int, at: float, *groups: str) -> Told:
+    return StepTaken(run=RUN, step=number, line=1, weights_version=number, groups=groups, metrics={}), at
+
+
+BEGUN: Told = (TrainerStarted(run=RUN, line=1, step=0, weights_version=0), 0.0)
+ROLLS: list[Told] = [(assigned("a", 1, Role.ROLLOUT), 0.0), (taken("a", 1, WORKER), 0.0)]
+
+
+def test_nothing_is_known_of_a_run_that_did_nothing():
+    """None, not zero: a policy must not divide by it."""
+    assert set(asdict(measures().rates).values()) == {None, 0}
+
+
+def test_a_hand_over_takes_from_the_lease_to_the_device_each_way():
+    """Of several the one in the middle; a lease that only changes the gang begins no other."""
+    rates = measures(
+        *ROLLS,
+        (assigned("a", 2, Role.TRAIN), 10.0),
+        (assigned("a", 3, Role.TRAIN, ("a", "b")), 11.0),
+        (taken("a", 3, TRAINER), 14.0),
+        (assigned("a", 4, Role.ROLLOUT), 20.0),
+        (taken("a", 4, WORKER), 22.5),
+    ).rates
+    assert (rates.reclaim_seconds, rates.lend_seconds) == (4.0, 2.5)
+
+
+def test_a_node_may_say_what_it_took_before_the_scheduler_says_what_it_gave():
+    """The lease is written first, the word comes after it."""
+    rates = measures(*ROLLS, (taken("a", 2, TRAINER), 9.9), (assigned("a", 2, Role.TRAIN), 10.0)).rates
+    assert rates.reclaim_seconds == 0.0
+
+
+def test_a_step_costs_its_time_on_every_node_of_its_gang():
+    """It begins when its batch and its device are there; that two nodes take it counts twice."""
+    told = [
+        BEGUN,
+        batch(1, 10.0),
+        (assigned("a", 1, Role.TRAIN, ("a", "b")), 10.0),
+        (taken("a", 1, TRAINER), 12.0),
+    ]
+    assert measures(*told).rates.step_began_at == 12.0
+    rates = measures(*told, step(1, 22.0)).rates
+    assert (rates.train_seconds, rates.step_nodes, rates.step_taken_at, rates.step_began_at) == (20.0, 2, 22.0, None)
+
+
+def test_what_a_step_will_cost_is_told_by_its_tokens():
+    """The next batch has three times as many as the last."""
+    rates = measures(
+        BEGUN,
+        (assigned("a", 1, Role.TRAIN), 0.0),
+        (taken("a", 1, TRAINER), 0.0),
+        batch(1, 0.0, 100),
+        step(1, 10.0),
+        batch(2, 11.0, 300),
+    ).rates
+    assert (rates.step_seconds, rates.train_seconds, rates.step_began_at) == (30.0, 10.0, 11.0)
+
+
+def test_a_gang_that_changes_during_a_step_counts_from_the_next_one_on():
+    """The lease says with whom the next step is taken."""
+    told = [
+        BEGUN,
+        (assigned("a", 1, Role.TRAIN), 0.0),
+        (taken("a", 1, TRAINER), 0.0),
+        batch(1, 0.0),
+        (assigned("a", 2, Role.TRAIN, ("a", "b")), 5.0),
+        (taken("a", 2, TRAINER), 5.0),
+    ]
+    assert measures(*told, step(1, 10.0)).rates.step_nodes == 1
+    assert measures(*told, step(1, 10.0), batch(2, 10.0)).rates.step_nodes == 2
+
+
+def test_rollout_costs_node_seconds_for_each_batch_that_ends():
+    """Two nodes for 20 s, one of them for 10 s more; two groups end, a batch. The first step's cost gives way to the next's."""
+    both = [*ROLLS, (assigned("b", 1, Role.ROLLOUT), 0.0), (taken("b", 1, WORKER), 0.0)]
+    first = [BEGUN, *both, *group("g1", 5.0), *group("g2", 6.0), step(1, 20.0, "g1", "g2")]
+    assert measures(*first).rates.rollout_seconds == 40.0
+
+    second = [(assigned("b", 2, Role.TRAIN), 20.0), *group("g3", 21.0), *group("g4", 22.0), step(2, 30.0, "g3", "g4")]
+    assert measures(*first, *second).rates.rollout_seconds == 10.0
+
+
+def test_dropped_groups_cost_rollout_and_are_no_batch():
+    """Half of what is finished is of use, so a useful batch costs twice as much."""
+    told = [BEGUN, *ROLLS, *group("g1", 5.0), *group("g2", 6.0)]
+    dropped = (GroupDropped(run=RUN, group="g1", reason=DropReason.ZERO_VARIANCE), 7.0)
+    assert measures(*told, dropped, step(1, 20.0, "g2")).rates.rollout_seconds == 40.0
+
+
+def test_rollout_that_may_have_idled_at_the_bound_is_not_believed():
+    """More than half of the batches that may wait are waiting: the cost that was measured before stands."""
+    busy = [BEGUN, *ROLLS, *group("g1", 5.0), *group("g2", 6.0), step(1, 20.0, "g1", "g2")]
+    piled = [each for number in range(3, 9) for each in group(f"g{number}", 30.0)]
+    assert measures(*busy, *piled, step(2, 100.0), max_staleness=2).rates.rollout_seconds == 20.0
+
+
+def test_what_waits_is_counted_when_a_step_is_taken():
+    """Finished groups that no step used, in batches; and as many as before that."""
+    told = [BEGUN, *ROLLS, *group("g1", 1.0), *group("g2", 2.0), *group("g3", 3.0), step(1, 5.0, "g1", "g2")]
+    assert measures(*told).rates.waited == (0.5, float("inf"))
+    assert measures(*told, *group("g4", 6.0), *group("g5", 7.0), step(2, 9.0, "g3")).rates.waited == (1.0, 0.5)
+
+
+def history(rng: Random) -> list[Told]:
+    """A run that somebody could have lived: three nodes change roles, groups end, steps are taken, a trainer begins again."""
+    told: list[Told] = [BEGUN]
+    at, epochs, number, line = 0.0, dict.fromkeys("abc", 0), 0, 1
+    finished: list[str] = []
+    for turn in range(40):
+        at += rng.choice([0.0, 0.5, 3.0])
+        node, what = rng.choice("abc"), rng.random()
+        if what < 0.4:
+            epochs[node] += 1
+            role = rng.choice([Role.ROLLOUT, Role.TRAIN, Role.IDLE])
+            gang = rng.choice([(), (node, "c"), ("a", node)]) if role is Role.TRAIN else ()
+            told.append((assigned(node, epochs[node], role, gang), at))
+            if rng.random() < 0.8 and role is not Role.IDLE:
+                told.append((taken(node, epochs[node], WORKER if role is Role.ROLLOUT else TRAINER), at + rng.random()))
+            if role is not Role.ROLLOUT:
+                told.append((released(node, epochs[node], WORKER), at + rng.random()))
+        elif what < 0.7:
+            finished.append(f"g{turn}")
+            told += group(finished[-1], at + 1.0)
+        elif what < 0.95:
+            number += 1
+            told.append((BatchReady(run=RUN, step=number, line=line, num_groups=2, num_tokens=9), at))
+            used = tuple(finished[-2:])
+            told.append((StepTaken(run=RUN, step=number, line=line, weights_version=1, groups=used, metrics={}), at + 2.0))
+        else:
+            line, number = line + 1, max(0, number - 1)
+            told.append((TrainerStarted(run=RUN, line=line, step=number, weights_version=line), at))
+    return told
+
+
+@given(seed=st.integers(0, 10_000), again=st.lists(st.integers(0, 200), max_size=20))
+def test_what_comes_again_changes_nothing(seed, again):
+    """A queue delivers twice, and a journal is folded whose end was heard already."""
+    told = history(Random(seed))
+    once = measures(*told)
+    twice = measures()
+    for place, (event, at) in enumerate(told):
+        twice.apply(event, at)
+        for other in again:
+            if other <= place:
+                twice.apply(*told[other])
+    for event, at in told:
+        twice.apply(event, at + 1000.0)
+    assert twice.rates == once.rates
+
+
+@given(seed=st.integers(0, 10_000), place=st.integers(0, 200))
+def test_events_that_have_nothing_to_do_with_each_other_may_come_in_any_order(seed, place):
+    """Of two nodes, or of a node and a group: each brings its own time."""
+    told = history(Random(seed))
+    place %= len(told) - 1
+    first, second = told[place][0], told[place + 1][0]
+    if _subject(first) is None or _subject(second) is None or _subject(first) == _subject(second):
+        return
+    swapped = [*told[:place], told[place + 1], told[place], *told[place + 2 :]]
+    ours, theirs = asdict(measures(*told).rates), asdict(measures(*swapped).rates)
+    for name, value in ours.items():
+        if name not in ("reclaim_seconds", "lend_seconds"):  # medians of the newest nine, in the order in which they came
+            assert theirs[name] == pytest.approx(value), name
+
+
+def _subject(event: Event) -> str | None:
+    """Whom an event is about; None: the run."""
+    if isinstance(event, RoleReleased):
+        return event.node
+    if isinstance(event, RoleAssigned | RoleTaken):
+        return event.node if getattr(event, "role", None) is not Role.TRAIN and event.node != "a" else None
+    if isinstance(event, GroupAdmitted):
+        return event.group
+    return event.origin.group if isinstance(event, EpisodeEnded) else None
+
+
+@given(seed=st.integers(0, 10_000))
+def test_nothing_that_is_measured_is_negative_or_without_end(seed):
+    """Whatever the order of what nodes say and are told."""
+    for name, value in asdict(measures(*history(Random(seed))).rates).items():
+        if name != "waited" and value is not None:
+            assert 0 <= value < float("inf"), name
