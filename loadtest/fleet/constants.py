@@ -152,6 +152,12 @@ TURNS_MEDIAN, TURNS_SIGMA, TURNS_MOST = 15, 0.6, 50
 TURN_MEDIAN, TURN_SIGMA, TURN_LONGEST = 250, 0.9, 4_096
 """Sampled in one turn: a thought and a tool call. Chosen, so that contexts end at 15 to 40 K (SkyRL-Agent: 40 K context)."""
 
+AGENTS_PER_NODE = 120
+"""Episodes of agents side by side for each node that rolls out (as many as the share of rollout in all work makes), those
+whose tool works included: ``fleet.agents`` of the runners. Chosen: with 85 engines have less to do, with 170 contexts (10 K
+tokens on average, 1.9 M of room) no longer fit into the caches, and later turns prefill everything again; both cost a third
+of the throughput of a fixed split (simulated)."""
+
 OBSERVATION_MEDIAN, OBSERVATION_SIGMA, OBSERVATION_LONGEST = 300, 1.0, 4_096
 """Tokens of a tool's answer. Chosen, as above."""
 

@@ -7,8 +7,6 @@ outcome.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from seamlessflow.contracts import (
     BatchReady,
@@ -21,68 +19,25 @@ from seamlessflow.contracts import (
     Service,
     StepTaken,
 )
-from seamlessflow.run_config import MAX_PARTITIONS, RunConfig, parse_run_config
 
 from .constants import CONTROL_SECONDS
-from .cost import Cost
 from .simulator_account import Account, Depths, Outcome
 from .simulator_clock import Clock
 from .simulator_episodes import Agents, Episode
 from .simulator_node import SimulatedNode
 from .simulator_queue import Queue
 from .simulator_sampler import Sampler
-from .simulator_scheduler import ENV, VirtualScheduler, status_of
+from .simulator_scene import RUN, Change, Mode, Scene, config_of, node_name
+from .simulator_scheduler import VirtualScheduler, status_of
 from .simulator_trainer import SimulatedTrainer
-from .workloads import Turn, Work, Workload, work_of
+from .workloads import Turn, floor_seconds, most_agents, work_of
 
-RUN = "simulated"
+__all__ = ["RUN", "Change", "Mode", "Outcome", "Scene", "Simulation", "config_of", "floor_seconds", "node_name", "simulate"]
+
 STUCK_SECONDS = 20_000.0
 """Without a step for this long nothing will ever come: the scene, or the policy, is wrong."""
 NEWS = (BatchReady, StepTaken, RoleTaken, RoleReleased)
 """Events after which the scheduler looks at the fleet at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """A way to share the fleet."""
-
-    name: str
-    policy: str
-    """As ``fleet.policy`` of a run document."""
-    max_staleness: int
-    train_nodes: int
-    partial_rollout: bool = True
-    """False: new weights are loaded when no generation runs any more, and until then none begins."""
-    in_order: bool = False
-    """True: a step takes the groups that were admitted first, and waits for them; as the real trainer does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A node that comes or dies."""
-
-    at: float
-    node: str
-    joins: bool
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What is simulated. ``steps``: optimiser steps, ``warmup_steps`` of which are not counted."""
-
-    nodes: int
-    workload: Workload
-    cost: Cost
-    mode: Mode
-    groups_per_step: int
-    steps: int = 12
-    warmup_steps: int = 4
-    tick_seconds: float = 5.0
-    """Between looks at the fleet, besides those that events cause."""
-    changes: Sequence[Change] = ()
-    with_spans: bool = False
-    buckets: int | None = None
-    """None: two for each node, as far as a run document allows."""
 
 
 class Simulation:
@@ -98,7 +53,8 @@ class Simulation:
         self.partial_rollout = scene.mode.partial_rollout
         self.weights_version = 0
         self._work = work_of(scene.workload, scene.cost)
-        self.agents = Agents(self.clock, self.account, self._draw, self.queue.ask, self._episode_ended)
+        most = most_agents(scene.workload, scene.cost, scene.nodes, scene.rolling_nodes)
+        self.agents = Agents(RUN, self.clock, self.account, self._draw, self.queue.ask, self._episode_ended, most)
         self.scheduler = VirtualScheduler(RUN, self.config, opened=self.agents.open, leased=self._leased, told=self._told)
         self.trainer = SimulatedTrainer(
             RUN,
@@ -288,43 +244,3 @@ class Simulation:
 def simulate(scene: Scene) -> Outcome:
     """Run a scene to its last step."""
     return Simulation(scene).simulate()
-
-
-def node_name(number: int) -> str:
-    """Names sort as their numbers do."""
-    return f"n{number:05}"
-
-
-def floor_seconds(work: Work, turns: Sequence[Turn]) -> float:
-    """The least that a node takes to roll out these turns: at a full batch, every context found in the cache."""
-    seconds, context = 0.0, 0
-    for turn in turns:
-        context += turn.new
-        seconds += work.cost.prefill_seconds(turn.new) + work.decode_seconds(context, turn.sampled)
-        context += turn.sampled
-    return seconds
-
-
-def config_of(scene: Scene) -> RunConfig:
-    """The run document of a scene."""
-    mode = scene.mode
-    buckets = scene.buckets or min(MAX_PARTITIONS, 2 * scene.nodes)
-    return parse_run_config(
-        {
-            "model": {"name": "none"},
-            "agents": [{"env": ENV, "external": True, "reward": "reported"}],
-            "algorithm": {
-                "steps": scene.steps,
-                "groups_per_step": scene.groups_per_step,
-                "group_size": scene.workload.group_size,
-                "max_staleness": mode.max_staleness,
-            },
-            "fleet": {
-                "policy": mode.policy,
-                "train_nodes": mode.train_nodes,
-                "slots": scene.cost.slots,
-                "buckets": buckets,
-            },
-            "evaluation": {"before": False, "after": False},
-        }
-    )

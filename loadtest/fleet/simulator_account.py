@@ -104,7 +104,8 @@ class Outcome:
 
     @property
     def over_bound(self) -> float:
-        """Throughput over its bound: 1 cannot be reached."""
+        """Throughput over its bound: 1 cannot be reached (in a short window what is half done at its ends blurs it by a
+        percent)."""
         return self.throughput / self.bound_throughput
 
     @property

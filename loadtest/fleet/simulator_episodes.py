@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus
@@ -15,11 +16,24 @@ from .workloads import Turn
 class Episode:
     """One attempt; at most one generation of it is under way."""
 
-    __slots__ = ("ages", "bucket", "context", "done", "has_moved", "index", "name", "opened", "order", "turns", "waits")
+    __slots__ = (
+        "ages",
+        "bucket",
+        "context",
+        "done",
+        "has_moved",
+        "index",
+        "name",
+        "order",
+        "origin",
+        "shard",
+        "turns",
+        "waits",
+    )
 
     def __init__(self, opened: EpisodeOpened, turns: tuple[Turn, ...]) -> None:
-        self.opened, self.turns = opened, turns
-        self.name, self.bucket = opened.episode, opened.bucket
+        self.turns = turns
+        self.name, self.bucket, self.shard, self.origin = opened.episode, opened.bucket, opened.shard, opened.origin
         self.index = 0
         self.context = turns[0].new
         """Tokens before the turn's answer."""
@@ -45,23 +59,33 @@ class Episode:
 
 
 class Agents:
-    """Agent-runners without limits: every opened episode runs at once. ``ask`` is told of each turn, ``say`` of each end."""
+    """Agent-runners. ``ask`` is told of each turn, ``ended`` of each end. ``limit``: most episodes side by side, None: any."""
 
     def __init__(
         self,
+        run: str,
         clock: Clock,
         account: Account,
         draw: Callable[[str, int], tuple[Turn, ...]],
         ask: Callable[[Episode], None],
         ended: Callable[[Episode, EpisodeEnded], None],
+        limit: int | None = None,
     ) -> None:
-        self._clock, self._account, self._draw = clock, account, draw
-        self._ask, self._ended = ask, ended
+        self._run, self._clock, self._account, self._draw = run, clock, account, draw
+        self._ask, self._ended, self._limit = ask, ended, limit
+        self._waiting: deque[EpisodeOpened] = deque()
         self.num_open = 0
+        """Waiting ones included."""
 
     def open(self, opened: EpisodeOpened) -> None:
-        """Start the agent; its first call follows."""
+        """Start the agent, when one more may run; its first call follows."""
         self.num_open += 1
+        if self._limit is not None and self.num_open - len(self._waiting) > self._limit:
+            self._waiting.append(opened)
+        else:
+            self._start(opened)
+
+    def _start(self, opened: EpisodeOpened) -> None:
         episode = Episode(opened, self._draw(opened.origin.task, opened.origin.index))
         self._clock.after(CONTROL_SECONDS, self._ask, episode)
 
@@ -84,13 +108,14 @@ class Agents:
 
     def _end(self, episode: Episode) -> None:
         self.num_open -= 1
-        opened = episode.opened
         end = EpisodeEnded(
-            run=opened.run,
-            episode=opened.episode,
-            shard=opened.shard,
-            origin=opened.origin,
+            run=self._run,
+            episode=episode.name,
+            shard=episode.shard,
+            origin=episode.origin,
             status=EpisodeStatus.COMPLETED,
-            reward=float(opened.origin.index % 2),
+            reward=float(episode.origin.index % 2),
         )
         self._ended(episode, end)
+        if self._waiting and (self._limit is None or self.num_open - len(self._waiting) < self._limit):
+            self._start(self._waiting.popleft())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from seamlessflow.contracts import EpisodeOpened, Event, Lease, NodeStatus, Service, TaskSubmitted
 from seamlessflow.run_config import RunConfig
+from services.scheduler.demand import demand_of
 from services.scheduler.fleet import Fleet, HeldLease
 from services.scheduler.lease_book import next_lease, role_assigned
 from services.scheduler.measures import Measures
@@ -96,23 +97,8 @@ class VirtualScheduler:
         return self.fleet.nodes(self.leases, holding([self.progress]))
 
     def demand(self) -> Demand:
-        """As ``Conductor.demand``."""
-        fleet, algorithm = self.config.fleet, self.config.algorithm
-        return Demand(
-            self.run,
-            fleet.policy,
-            self.progress.wants_train,
-            self.config.envs,
-            fleet.shards,
-            self.config.work_tags,
-            fleet.buckets,
-            train_nodes=fleet.train_nodes,
-            groups_per_step=algorithm.groups_per_step,
-            groups_ready=self.progress.groups_ready,
-            max_staleness=algorithm.max_staleness,
-            rates=self.measures.rates,
-            settled_epochs=self.progress.settled_epochs,
-        )
+        """What the run wants of the fleet now."""
+        return demand_of(self.config, self.progress, self.measures)
 
     def _write(self, assignment: Assignment, now: float) -> None:
         held = self.leases.get(assignment.node)

@@ -86,6 +86,8 @@ class SimulatedTrainer:
         self._ready: list[tuple[int, int, _Group]] = []
         """Heap by oldest version, then by when they were finished. In order: by when they were admitted."""
         self._num_finished = self._num_admitted = self._num_taken = 0
+        self._looked_at = 0
+        """Step at which groups were last looked through for stale ones."""
         self._batch: list[_Group] | None = None
 
     @property
@@ -105,6 +107,8 @@ class SimulatedTrainer:
         self._scheduler.say(TrainerStarted(run=self._run, line=self.line, step=self.step, weights_version=self.step))
         if self._batch is not None:
             self._announce(self._batch)
+        else:
+            self._gather()
 
     def admitted(self, group: str) -> None:
         self._num_admitted += 1
@@ -112,7 +116,7 @@ class SimulatedTrainer:
 
     def ended(self, episode: Episode) -> None:
         """Samples of an episode are there."""
-        name = episode.opened.origin.group
+        name = episode.origin.group
         group = self._open[name]
         group.episodes.append(episode)
         if len(group.episodes) == self._group_size:
@@ -140,7 +144,8 @@ class SimulatedTrainer:
             self.lead = None
 
     def _gather(self) -> None:
-        if not self._in_order:
+        if not self._in_order and self._looked_at < self.step:
+            self._looked_at = self.step  # only a step makes groups older
             self._drop_stale()
         if self._batch is None and self.lead is not None and self._has_batch:
             self._num_taken += self._groups_per_step

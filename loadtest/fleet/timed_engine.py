@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from seamlessflow.errors import BadInput
@@ -25,28 +25,11 @@ from .engine_model import Engine as EngineModel
 from .timed_cache import PrefixCache
 from .timed_clock import Scale
 from .timed_law import Law
+from .timed_request import LengthOf, TimedRequest
 
 REPORT_SECONDS = 5.0
 """Real seconds between two reports of what is being sampled; a killed worker loses at most this much of each generation."""
 STREAMED_SECONDS = 0.05
-
-LengthOf = Callable[[int, int], int | None]
-"""(seed, budget left) ▶ tokens left until its stop token; None: it has no length of its own."""
-
-
-@dataclass(slots=True)
-class _Request:
-    prompt: list[int]
-    params: SamplingParams
-    ids: list[int]
-    """All that it will sample, while these weights stand."""
-    logprobs: list[float]
-    finish: Finish
-    weights_version: int
-    """That it began with."""
-    num_reported: int = 0
-    base: int = 0
-    """Tokens it had when the model was last told of it."""
 
 
 class TimedEngine(EngineFront):
@@ -72,7 +55,7 @@ class TimedEngine(EngineFront):
         self._cost, self._scale, self._words, self._vocab_size = cost, scale, words, vocab_size
         self._length_of, self._report_seconds, self._seed = length_of, report_seconds, seed
         self._model: EngineModel | None = None
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, TimedRequest] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._reports: asyncio.Task[None] | None = None
 
@@ -138,7 +121,7 @@ class TimedEngine(EngineFront):
         self._cache.clear()
         if changed:
             for ticket, request in self._requests.items():
-                self._draw_rest(request)
+                request.draw_rest(self._law, self._length_of, self._max_context_tokens)
                 self._tell_again(ticket, request, has_cache=True)
         await asyncio.sleep(self._scale.real_seconds(self._cost.load_seconds))
 
@@ -188,8 +171,8 @@ class TimedEngine(EngineFront):
     def _begin(self, model: EngineModel, ticket: int, prompt: list[int], params: SamplingParams) -> None:
         if params.seed is None:
             params = replace(params, seed=self._stream.getrandbits(53))
-        request = _Request(prompt, params, [], [], Finish.LENGTH, self._weights_version)
-        self._draw_rest(request)
+        request = TimedRequest(prompt, params, self._weights_version)
+        request.draw_rest(self._law, self._length_of, self._max_context_tokens)
         known = self._cache.num_known(prompt)
         scale = self._scale.token_scale
         try:
@@ -199,30 +182,7 @@ class TimedEngine(EngineFront):
         self._requests[ticket] = request
         self._plan()
 
-    def _draw_rest(self, request: _Request) -> None:
-        """Draw all that is not reported, by the weights that stand now."""
-        params, done = request.params, request.num_reported
-        assert params.seed is not None
-        left = min(params.max_tokens, self._max_context_tokens - len(request.prompt))
-        finish, own = Finish.LENGTH, self._length_of(params.seed, params.max_tokens) if self._length_of else None
-        if own is not None and params.stop_token_ids and own <= left:
-            left, finish = max(1, own), Finish.STOP
-        ids, logprobs = self._law.draw(
-            params.seed,
-            len(request.prompt) + done,
-            left - done,
-            temperature=params.temperature,
-            top_p=params.top_p,
-        )
-        if finish is Finish.STOP:
-            ids[-1], logprobs[-1] = params.stop_token_ids[0], 0.0  # the length decides, so it is certain
-        else:
-            stop = next((at for at, token in enumerate(ids) if token in params.stop_token_ids), None)
-            if stop is not None:
-                ids, logprobs, finish = ids[: stop + 1], logprobs[: stop + 1], Finish.STOP
-        request.ids[done:], request.logprobs[done:], request.finish = ids, logprobs, finish
-
-    def _tell_again(self, ticket: int, request: _Request, *, has_cache: bool) -> None:
+    def _tell_again(self, ticket: int, request: TimedRequest, *, has_cache: bool) -> None:
         """Its length or its cache changed: the model forgets it and is told what is left."""
         assert self._model is not None
         self._model.interrupt(str(ticket))
@@ -261,10 +221,7 @@ class TimedEngine(EngineFront):
         sampled = request.base + self._model.sampled(str(ticket)) // self._scale.token_scale
         self._deliver(ticket, request, min(sampled, len(request.ids) - 1), None)
 
-    def _deliver(self, ticket: int, request: _Request, until: int, finish: Finish | None) -> None:
-        """Report its tokens up to the ``until``-th."""
-        start = request.num_reported
-        if until > start or finish is not None:
-            ids, logprobs = tuple(request.ids[start:until]), tuple(request.logprobs[start:until])
-            request.num_reported = until
-            self._outbox.deliver([(ticket, Chunk(ids, logprobs, self._weights_version, finish))])
+    def _deliver(self, ticket: int, request: TimedRequest, until: int, finish: Finish | None) -> None:
+        chunk = request.report(until, self._weights_version, finish)
+        if chunk is not None:
+            self._outbox.deliver([(ticket, chunk)])

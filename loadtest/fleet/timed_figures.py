@@ -29,7 +29,7 @@ from seamlessflow.ledger import Ledger
 
 from .timed_cell import Cell
 from .timed_clock import length_in
-from .timed_work import bound_throughput, done_in
+from .timed_work import done_in, work_seconds
 
 WARMUP_STEPS = 4
 """Not counted: the fleet fills up, and the first batches were rolled out without company."""
@@ -42,7 +42,8 @@ class Figures:
     throughput: float
     """Tokens a second, each counted as far as its work was done (``timed_work``)."""
     over_bound: float
-    """The same over what the nodes that were there could have done: 1 cannot be reached."""
+    """The least that its work takes, over the time of all nodes that were there: 1 cannot be reached. Masked tokens do not
+    count."""
     trained_throughput: float
     """Tokens that steps used, a second: over a long run it is the same."""
     all_throughput: float
@@ -87,13 +88,13 @@ def figures_of(cell: Cell, events: Sequence[tuple[Event, float]], warmup_steps: 
     whole = total(by_node.values())
     moves = _moves(event for event, _ in events)
     sampled = sum(len(event.token_ids) for event, _ in events if isinstance(event, SegmentSampled))
-    nodes = sum(each.present_seconds for each in by_node.values()) / (until - since)
+    node_seconds = cell.scale.modelled_seconds(sum(each.present_seconds for each in by_node.values()))
     done = done_in(cell, events, (since, until), counted)
     everything = sum(event.metrics["trained_tokens"] for event, _ in taken) * cell.modelled_tokens_per_token
     first = next(at for event, at in events if isinstance(event, GenerationClaimed))
     return Figures(
         throughput=done.tokens / seconds,
-        over_bound=done.tokens / seconds / bound_throughput(cell) * cell.nodes / nodes,
+        over_bound=work_seconds(cell, events, (since, until), counted) / node_seconds * done.used,
         trained_throughput=done.trained / seconds,
         all_throughput=everything / cell.scale.modelled_seconds(until - first),
         busy=whole.busy,

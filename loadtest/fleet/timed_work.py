@@ -1,7 +1,8 @@
 """How many tokens a journal shows as done in a window, as the simulator counts them too. Pure.
 
 A token counts as far as its work was done in the window, rolled out and trained: what was rolled out ahead of it counts only as
-trained, and what piles up behind it does not count at all.
+trained, and what piles up behind it does not count at all. ``work_seconds`` does the same for work itself, of the very lengths
+that were played; so a window in which they were short by chance is not taken for a fast one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from seamlessflow.contracts import Event, GenerationClaimed, SegmentSampled, StepTaken
+from seamlessflow.contracts import (
+    EpisodeStatus,
+    Event,
+    GenerationClaimed,
+    GenerationRequested,
+    SamplesReady,
+    SegmentSampled,
+    StepTaken,
+)
 
 from .timed_cell import Cell
 from .workloads import work_of
@@ -28,10 +37,14 @@ class Done:
     """Of a token's work, that of rolling it out."""
 
     @property
+    def used(self) -> float:
+        """Share of the tokens in steps that were young enough."""
+        return self.trained / max(1.0, self.trained + self.masked)
+
+    @property
     def tokens(self) -> float:
         """Never more than were trained; masked ones do not count."""
-        used = self.trained / max(1.0, self.trained + self.masked)
-        worked = self.rollout_share * used * self.sampled + (1 - self.rollout_share) * self.trained
+        worked = self.rollout_share * self.used * self.sampled + (1 - self.rollout_share) * self.trained
         return min(self.trained, worked)
 
 
@@ -60,9 +73,53 @@ def sampled_in(events: Iterable[tuple[Event, float]], window: Window) -> float:
     return tokens
 
 
-def bound_throughput(cell: Cell) -> float:
-    """Tokens a second that all nodes could roll out and train at most, of this workload as it is at the run's start."""
-    return cell.nodes * work_of(cell.workload, cell.cost).sampled * cell.episode_scale / _floor_seconds(cell)
+@dataclass(slots=True)
+class _Generation:
+    episode: str
+    prompt: int
+    """Modelled tokens, like all here."""
+    new: int
+    """Of those, the ones that its parent does not have."""
+    done: int = 0
+    since: float | None = None
+    """When it was claimed, or said something last. None: it was never claimed."""
+
+
+def work_seconds(cell: Cell, events: Iterable[tuple[Event, float]], window: Window, steps: Iterable[StepTaken]) -> float:
+    """Node-seconds, at full batches and every context found in a cache, of what was rolled out in the window; never more than
+    of what ``steps`` used; and of training that."""
+    work, cost, scale = work_of(cell.workload, cell.cost), cell.cost, cell.scale
+    generations: dict[str, _Generation] = {}
+    of_episode: dict[str, float] = {}
+    of_group: dict[str, float] = {}
+    lengths: dict[str, int] = {}
+    inside = 0.0
+    for event, at in events:
+        if isinstance(event, GenerationRequested):
+            new = scale.modelled_tokens(len(event.suffix))
+            prompt = scale.modelled_tokens(event.parent_tokens) + new
+            generations[event.generation] = _Generation(event.episode, prompt, new)
+        elif isinstance(event, GenerationClaimed) and (known := generations.get(event.generation)) is not None:
+            if known.since is None:
+                seconds = cost.prefill_seconds(known.new)
+                inside += seconds * (window[0] <= at < window[1])
+                of_episode[known.episode] = of_episode.get(known.episode, 0.0) + seconds
+            known.since = at
+        elif isinstance(event, SegmentSampled) and (known := generations.get(event.generation)) is not None:
+            tokens = scale.modelled_tokens(len(event.token_ids))
+            seconds = work.decode_seconds(known.prompt + known.done, tokens)
+            inside += seconds * _share_inside(at if known.since is None else known.since, at, window)
+            of_episode[known.episode] = of_episode.get(known.episode, 0.0) + seconds
+            known.done, known.since = known.done + tokens, at
+        elif isinstance(event, SamplesReady) and event.status is EpisodeStatus.COMPLETED:
+            group = event.origin.group
+            lengths[group] = lengths.get(group, 0) + sum(len(sample.token_ids) for sample in event.samples)
+            of_group[group] = of_group.get(group, 0.0) + of_episode.get(event.episode, 0.0)
+    used = trained = 0.0
+    for step in steps:
+        used += sum(of_group.get(group, 0.0) for group in step.groups)
+        trained += cost.train_seconds(scale.modelled_tokens(sum(lengths.get(group, 0) for group in step.groups)))
+    return min(inside, used) + trained
 
 
 def _floor_seconds(cell: Cell) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -51,6 +51,8 @@ class Workload:
     """None: one."""
     observations: Lengths | None = None
     group_size: int = constants.GROUP_SIZE
+    agents_per_node: int | None = None
+    """Most episodes side by side for each node that rolls out; None: no limit but the staleness bound."""
     growth: float = 1.0
     seed: int = 0
 
@@ -98,6 +100,7 @@ AGENTIC = Workload(
     constants.AGENT_PROMPT_TOKENS,
     Lengths(constants.TURNS_MEDIAN, constants.TURNS_SIGMA, constants.TURNS_MOST),
     Lengths(constants.OBSERVATION_MEDIAN, constants.OBSERVATION_SIGMA, constants.OBSERVATION_LONGEST),
+    agents_per_node=constants.AGENTS_PER_NODE,
 )
 
 WORKLOADS = {each.name: each for each in (REASONING, AGENTIC)}
@@ -124,11 +127,30 @@ class Work:
     """Tokens whose keys and values are read, summed over all decode steps."""
     held: float
     """Tokens that a sequence of the batch reserves, on average over time."""
+    tool_seconds: float
+    """In which its tools work."""
+    kept: float
+    """Tokens of its context meanwhile, on average over that time."""
 
     @cached_property
     def batch(self) -> float:
-        """Sequences side by side when there is always another one: slots, or what the cache has room for."""
-        return min(self.cost.slots, self.cost.kv_tokens / self.held)
+        """Sequences side by side when there is always another one: slots, or what the cache has room for.
+
+        The cache also keeps the contexts of episodes whose tool works: so many as Little's law says.
+        """
+        low, high = 1.0, float(self.cost.slots)
+        if self._room(high) <= self.cost.kv_tokens:
+            return high
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._room(middle) <= self.cost.kv_tokens else (low, middle)
+        return low
+
+    def _room(self, batch: float) -> float:
+        """Tokens of the cache that so many in the batch need, with their siblings whose tools work."""
+        context = self.read / self.sampled
+        step = self.cost.decode_fixed + batch * (self.cost.decode_per_sequence + self.cost.decode_per_context * context)
+        return batch * (self.held + self.kept * self.tool_seconds / (self.sampled * step))
 
     @property
     def rollout_seconds(self) -> float:
@@ -151,7 +173,7 @@ class Work:
 @lru_cache(maxsize=256)
 def work_of(workload: Workload, cost: Cost, progress: float = 0.0) -> Work:
     """Averages over a sample of its episodes."""
-    count = sampled = total = prefilled = read = weighted = 0.0
+    count = sampled = total = prefilled = read = weighted = tools = kept = 0.0
     for turns in workload.sample(progress):
         context = 0
         count += 1
@@ -162,8 +184,41 @@ def work_of(workload: Workload, cost: Cost, progress: float = 0.0) -> Work:
             weighted += turn.sampled * (context + turn.sampled // 2)
             context += turn.sampled
             sampled += turn.sampled
+            tools += turn.tool_seconds
+            kept += turn.tool_seconds * context
         total += context
-    return Work(cost, sampled / count, total / count, prefilled / count, read / count, weighted / sampled)
+    return Work(
+        cost,
+        sampled=sampled / count,
+        total=total / count,
+        prefilled=prefilled / count,
+        read=read / count,
+        held=weighted / sampled,
+        tool_seconds=tools / count,
+        kept=kept / tools if tools else 0.0,
+    )
+
+
+def most_agents(workload: Workload, cost: Cost, nodes: int, rolling: float | None = None) -> int | None:
+    """Most episodes side by side in a fleet; None: no limit but the staleness bound.
+
+    rolling: nodes that roll out. None: as many as the share of rollout in all work makes.
+    """
+    if workload.agents_per_node is None:
+        return None
+    work = work_of(workload, cost)
+    share = work.rollout_seconds / (work.rollout_seconds + work.train_seconds)
+    return max(1, round(workload.agents_per_node * (nodes * share if rolling is None else rolling)))
+
+
+def floor_seconds(work: Work, turns: Sequence[Turn]) -> float:
+    """The least that a node takes to roll out these turns: at a full batch, every context found in the cache."""
+    seconds, context = 0.0, 0
+    for turn in turns:
+        context += turn.new
+        seconds += work.cost.prefill_seconds(turn.new) + work.decode_seconds(context, turn.sampled)
+        context += turn.sampled
+    return seconds
 
 
 def with_ratio(cost: Cost, workload: Workload, ratio: float, groups_per_step: int, progress: float = 0.0) -> Cost:

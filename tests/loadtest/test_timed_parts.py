@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +15,7 @@ from loadtest.fleet.timed_cell import Cell, coarse
 from loadtest.fleet.timed_clock import LENGTH_BITS, Scale, length_in, seed_with_length
 from loadtest.fleet.timed_figures import misplaced
 from loadtest.fleet.timed_law import LOGITS, Law
-from loadtest.fleet.timed_work import Done, bound_throughput, sampled_in
+from loadtest.fleet.timed_work import Done, sampled_in, work_seconds
 from loadtest.fleet.workloads import AGENTIC, REASONING, Workload, work_of
 from seamlessflow.contracts import (
     EpisodeEnded,
@@ -36,6 +35,7 @@ from seamlessflow.contracts import (
     SamplesReady,
     Sampling,
     SegmentSampled,
+    StepTaken,
 )
 from seamlessflow.contracts.training import DropReason
 from seamlessflow.errors import BadInput
@@ -252,8 +252,19 @@ def test_a_token_counts_as_far_as_its_work_was_done(sampled: float, trained: flo
     assert Done(sampled, trained, masked, rollout_share=0.6).tokens == pytest.approx(tokens)
 
 
-def test_the_bound_is_that_of_total_work_over_total_speed() -> None:
-    """Twice the nodes, twice the bound; coarser sequences change nothing but rounding."""
-    cell = Cell("auto", "auto", nodes=8)
-    assert bound_throughput(replace(cell, nodes=16)) == pytest.approx(2 * bound_throughput(cell), rel=0.01)
-    assert bound_throughput(replace(cell, episode_scale=16)) == pytest.approx(bound_throughput(cell), rel=0.02)
+def test_work_is_that_of_the_window_and_never_more_than_steps_used() -> None:
+    """Two halves of a window have its whole; a step that trains a group counts what rolling it out took, wherever that was."""
+    cell = Cell("auto", "auto", token_scale=10)
+    events = history((0, 5, True))
+    claim = GenerationClaimed(run=RUN, episode="x", generation="c", shard=0, worker="w", nonce="n", start=0)
+    timed: list[tuple[Event, float]] = [(event, 10.0) for event in [*events[:3], claim]]
+    timed += [(event, 20.0) for event in events[3:]]
+    step = StepTaken(run=RUN, step=1, line=1, weights_version=1, groups=("g",), metrics={})
+    trained = cell.cost.train_seconds(60)
+    decode = work_of(cell.workload, cell.cost).decode_seconds(10, 50)
+
+    whole = work_seconds(cell, timed, (0.0, 30.0), [step]) - trained
+    assert whole == pytest.approx(cell.cost.prefill_seconds(10) + decode)
+    half = work_seconds(cell, timed, (15.0, 30.0), [step]) - trained
+    assert half == pytest.approx(decode / 2)
+    assert work_seconds(cell, timed, (0.0, 30.0), []) == 0.0

@@ -1,0 +1,144 @@
+"""What a grid of played cells came to: a line for each, tables, figures for tools, and a file with every cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+
+from loadtest.report import Figure
+
+from .timed_cell import Cell
+from .timed_figures import Figures
+from .timed_modes import OURS, SPLIT, SYNC
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell that was played. ``predicted``: by the simulator, its throughput; None: not asked for."""
+
+    way: str
+    cell: Cell
+    figures: Figures
+    harness_share: float
+    """CPU time of all processes but the server, over the wall time of all cores."""
+    worst_lag_seconds: float
+    """99th percentile of how late an event loop was, of the process where it was worst; modelled seconds."""
+    failures: Sequence[str]
+    predicted: float | None = None
+    churned: bool = False
+
+    @property
+    def throughput(self) -> float:
+        """Of a workload that shifts that of the whole run, of one that does not that of the steady state."""
+        return self.figures.all_throughput if self.cell.shifts else self.figures.throughput
+
+
+def words_of(result: Result) -> str:
+    figures = result.figures
+    words = [
+        f"{result.throughput:,.0f} tokens/s, {figures.over_bound:.3f} of the bound",
+        f"busy {figures.busy:.1%} (least {figures.least_busy:.1%})",
+        f"hand-over {figures.handover:.2%}",
+        f"step {figures.step_seconds:,.0f} s",
+        f"moved {figures.moved}, fed again {figures.reprefilled:.3f} a token",
+        f"staleness {figures.staleness_mean:.2f} (most {figures.staleness_max}), masked {figures.masked:.2%}",
+        f"lost or repeated {figures.lost_or_repeated}",
+        f"harness {result.harness_share:.0%} CPU, lag {result.worst_lag_seconds:.1f} s",
+    ]
+    if result.predicted is not None:
+        words.append(f"simulated {result.predicted:,.0f} ({result.throughput / result.predicted - 1:+.1%})")
+    return "; ".join([*words, *result.failures])
+
+
+def print_summary(console: Console, results: Sequence[Result], wrong: Sequence[str]) -> None:
+    console.print("\nEvery cell: tokens a second (share of the bound), by ratio of training to rollout work")
+    for agentic, shifts in sorted({(each.cell.agentic, each.cell.shifts) for each in results}):
+        console.print(f"\n{'agentic' if agentic else 'single turn'}, {'shifting' if shifts else 'stationary'}")
+        mine = [each for each in results if (each.cell.agentic, each.cell.shifts) == (agentic, shifts)]
+        ratios = sorted({each.cell.ratio for each in mine}, reverse=True)
+        console.print(f"{'':20}" + "".join(f"{'1:' + format(1 / ratio, '.3g'):>18}" for ratio in ratios))
+        for way in dict.fromkeys(each.way for each in mine):
+            by_ratio = {each.cell.ratio: each.figures for each in mine if each.way == way}
+            cells = (
+                f"{by_ratio[r].throughput:>10,.0f} ({by_ratio[r].over_bound:.3f})" if r in by_ratio else "-" for r in ratios
+            )
+            console.print(f"{way:16}" + "".join(f"{each:>18}" for each in cells))
+    for each in wrong:
+        console.print(f"FAILED {each}")
+
+
+def _short(result: Result | None) -> str:
+    return "-" if result is None else f"{result.throughput:,.0f} ({result.figures.over_bound:.3f})"
+
+
+def figures_of_grid(results: Sequence[Result], *, strict: bool) -> dict[str, Figure]:
+    """All figures that the cells which were played allow. strict: only those with their comparison."""
+    figures: dict[str, Figure] = {}
+    for agentic, suffix in ((False, ""), (True, "_agentic")):
+        mine = [each for each in results if each.cell.agentic is agentic]
+        ours = _ours(mine, strict=strict)
+        still = [each for each in ours if not each.cell.shifts]
+        figures |= _against(still, mine, SYNC, f"throughput_vs_sync_colocated{suffix}", 2.0)
+        goal = 1.05 if all(each.cell.nodes < 64 for each in mine) else 1.0
+        figures |= _against(still, mine, SPLIT, f"throughput_vs_best_split_stationary{suffix}", goal)
+        shifting = [each for each in ours if each.cell.shifts]
+        figures |= _against(shifting, mine, SPLIT, f"throughput_vs_best_split_shifting{suffix}", 1.3)
+        if still:
+            figures |= _shares(still, suffix)
+        if mine:
+            lost = [float(each.figures.lost_or_repeated) for each in mine]
+            figures[f"lost_or_repeated_tokens{suffix}"] = Figure(
+                "tokens", "lower", [sum(lost)], "cells played", [len(lost)], 0.0
+            )
+    return figures
+
+
+def _ours(results: Sequence[Result], *, strict: bool) -> list[Result]:
+    """Cells of the one of our ways that is better over the whole grid."""
+    ways = {way: [each for each in results if each.way == way] for way in OURS}
+    if not strict:
+        return [each for cells in ways.values() for each in cells]
+    return max(ways.values(), key=lambda cells: (len(cells), fmean([c.figures.over_bound for c in cells]) if cells else 0.0))
+
+
+def _against(ours: Sequence[Result], all_: Sequence[Result], way: str, key: str, goal: float) -> dict[str, Figure]:
+    """Throughput over another way's, cell by cell. One run: the mean over the grid."""
+    theirs = {_place(each): each.throughput for each in all_ if each.way == way}
+    pairs = [(each.throughput, theirs[_place(each)]) for each in ours if _place(each) in theirs]
+    if not pairs:
+        return {}
+    mean = fmean(mine / other for mine, other in pairs)
+    words = f"{way}, {len(pairs)} cells; from {min(m / o for m, o in pairs):.3f} to {max(m / o for m, o in pairs):.3f}"
+    return {key: Figure("times", "higher", [mean], words, [1.0], goal)}
+
+
+def _place(result: Result) -> tuple[float, bool, bool, int]:
+    cell = result.cell
+    return cell.ratio, cell.agentic, cell.shifts, cell.nodes
+
+
+def _shares(still: Sequence[Result], suffix: str) -> dict[str, Figure]:
+    def runs(name: str) -> list[float]:
+        return [float(getattr(each.figures, name)) for each in still]
+
+    way = "/".join(sorted({each.way for each in still}))
+    return {
+        f"busy_share{suffix}": Figure("", "higher", runs("least_busy"), f"{way}, all nodes", runs("busy"), 0.97),
+        f"handover_share{suffix}": Figure("", "lower", runs("handover"), f"{way}, of node time", [1.0], 0.01),
+        f"throughput_vs_bound{suffix}": Figure("", "higher", runs("over_bound"), "bound of the cost model", [1.0], 0.95),
+    }
+
+
+def keep(results: Iterable[Result], folder: Path) -> None:
+    """Every cell, for whoever wants to look at more than the summary."""
+    rows = []
+    for each in results:
+        figures = {name: value for name, value in vars(each.figures).items() if name != "lanes"}
+        rows.append({**asdict(replace(each, figures=figures)), "cell": asdict(each.cell)})  # type: ignore[arg-type]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "multiplex_cells.json").write_text(json.dumps(rows, indent=1, default=str) + "\n")

@@ -1,0 +1,93 @@
+"""What is simulated: a fleet, a workload, a cost and a mode; and the run document that says the same to the scheduler. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seamlessflow.run_config import MAX_PARTITIONS, RunConfig, parse_run_config
+
+from .cost import Cost
+from .simulator_scheduler import ENV
+from .workloads import Workload
+
+RUN = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way to share the fleet."""
+
+    name: str
+    policy: str
+    """As ``fleet.policy`` of a run document."""
+    max_staleness: int
+    train_nodes: int
+    partial_rollout: bool = True
+    """False: new weights are loaded when no generation runs any more, and until then none begins."""
+    in_order: bool = False
+    """True: a step takes the groups that were admitted first, and waits for them; as the real trainer does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A node that comes or dies."""
+
+    at: float
+    node: str
+    joins: bool
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is simulated. ``steps``: optimiser steps, ``warmup_steps`` of which are not counted."""
+
+    nodes: int
+    workload: Workload
+    cost: Cost
+    mode: Mode
+    groups_per_step: int
+    steps: int = 12
+    warmup_steps: int = 4
+    tick_seconds: float = 5.0
+    """Between looks at the fleet, besides those that events cause."""
+    changes: Sequence[Change] = ()
+    with_spans: bool = False
+    buckets: int | None = None
+    """None: two for each node, as far as a run document allows."""
+
+    @property
+    def rolling_nodes(self) -> int | None:
+        """Nodes that roll out at a time, where the mode says how many; None: it changes."""
+        fixed = {"colocated": self.nodes, "disaggregated": max(1, self.nodes - self.mode.train_nodes)}
+        return fixed.get(self.mode.policy)
+
+
+def node_name(number: int) -> str:
+    """Names sort as their numbers do."""
+    return f"n{number:05}"
+
+
+def config_of(scene: Scene) -> RunConfig:
+    """The run document of a scene."""
+    mode = scene.mode
+    buckets = scene.buckets or min(MAX_PARTITIONS, 2 * scene.nodes)
+    return parse_run_config(
+        {
+            "model": {"name": "none"},
+            "agents": [{"env": ENV, "external": True, "reward": "reported"}],
+            "algorithm": {
+                "steps": scene.steps,
+                "groups_per_step": scene.groups_per_step,
+                "group_size": scene.workload.group_size,
+                "max_staleness": mode.max_staleness,
+            },
+            "fleet": {
+                "policy": mode.policy,
+                "train_nodes": mode.train_nodes,
+                "slots": scene.cost.slots,
+                "buckets": buckets,
+            },
+            "evaluation": {"before": False, "after": False},
+        }
+    )
