@@ -148,6 +148,7 @@ class Conductor:
             if isinstance(event, TaskSubmitted):
                 self._judge(event)
             self._take_in(event)
+            self._wake()  # at once: roles need not wait until a batch of episodes is opened
             try:
                 await self._advance()
             except SeamlessFlowError as wrong:  # the event is taken in and in the journal; the tick says the rest

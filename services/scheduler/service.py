@@ -205,9 +205,13 @@ class Scheduler:
     async def _tick(self, now: float) -> None:
         if not 0 <= now - self._observed_at < self._settings.tick_seconds:  # events come by the hundred a second, nodes do not
             await self._observe_nodes(now)
+        plan = self._plan(now)
+        await self._write_leases(plan, now)  # first: a device that waits costs more than an episode that is not open yet
         for conductor in list(self._conductors.values()):
             await self._conduct(conductor, now)
-        plan = self._plan(now)
+        await self._publish_states(plan)
+
+    async def _write_leases(self, plan: Plan, now: float) -> None:
         for assignment in plan.changes:
             if not self._leadership.is_certain:
                 raise Unavailable("its key was not renewed in time, so another scheduler may lead: no lease is written")
@@ -215,7 +219,6 @@ class Scheduler:
         if any(change.role is Role.SERVE for change in plan.changes):  # shards taken are given at the next look: let it be now
             self._observed_at = 0.0
             self._woken.set()
-        await self._publish_states(plan)
 
     async def _observe_nodes(self, now: float) -> None:
         await self._lookout.look(now)
@@ -240,6 +243,7 @@ class Scheduler:
             await self._record_end(conductor.run, ended.reason)  # first: it may fail, and then the next tick does it
             del self._conductors[conductor.run]
             self._clearing.begin(conductor.run, conductor)
+            self._woken.set()  # its nodes are free
             log.info("run.ended", run=conductor.run, reason=ended.reason, steps=ended.steps)
 
     async def _record_end(self, run: str, reason: str) -> None:
@@ -259,7 +263,9 @@ class Scheduler:
         """RUNS, the log and our presence say what each run does and waits for."""
         words = []
         for run, lacks in plan.waits.items():  # a run that began after the plan was made comes with the next
-            conductor = self._conductors[run]
+            conductor = self._conductors.get(run)
+            if conductor is None:  # it ended since
+                continue
             waits = "; ".join((*lacks, *conductor.waits))
             state = self._states[run]
             phase = RunPhase.QUEUED if lacks and state.phase is RunPhase.QUEUED else RunPhase.RUNNING
