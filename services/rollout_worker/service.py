@@ -112,6 +112,7 @@ class RolloutWorker:
             case Move.LEAVE:
                 await tenure.leave()
                 self._tenure = None
+                self._context.presence.update(facts={}, slots=0, engine="")  # they were the run's
                 self._say_state("idle")
             case Move.TAKE:
                 await self._take(tenure, lease)

@@ -54,11 +54,12 @@ class Watchman:
     def _facts(self, tenure: Tenure) -> dict[str, str | int | float]:
         assert tenure.sampler is not None and tenure.engine is not None
         num_tokens, now = tenure.sampler.activity.num_tokens, asyncio.get_running_loop().time()
+        speed = self._meter.tokens_per_second(num_tokens, now)
         return {
             "run": tenure.run,
             "model": tenure.config.model.name,
             "weights_version": tenure.engine.weights_version,
-            "tokens_per_second": round(self._meter.tokens_per_second(num_tokens, now), 1),
+            "tokens_per_second": 0.0 if tenure.is_frozen else round(speed, 1),
             "generations": tenure.sampler.num_held,
             **self._affinity(tenure.engine, tenure.num_taken),
         }

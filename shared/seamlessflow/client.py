@@ -18,12 +18,13 @@ import nats.errors
 from .blobs import BLOB_HEADER, Store
 from .bus.base import Bus, Record, StreamSpec
 from .bus.jetstream import connect
-from .codec import pack_record, unpack_record
+from .codec import unpack_record
 from .contracts import (
     Event,
     NodeOrder,
     NodeStatus,
     RoleAssigned,
+    RunPhase,
     RunRequested,
     RunStarted,
     RunState,
@@ -36,13 +37,17 @@ from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject
 from .contracts.fleet import Lease
 from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, ORDERS_BUCKET, RUNS_BUCKET
 from .contracts.streams import control_streams, journal
-from .errors import ConfigError, MalformedMessage, SequenceMismatch, Unavailable
+from .errors import ConfigError, MalformedMessage, Unavailable
+from .fleet_records import Unreadable, change_order, read_records
 from .run_config import RunConfig, parse_run_config
 from .runtime.speaker import Speaker
 from .secrecy import without_password
 from .settings import Settings
+from .tag_rules import Rule, parse_rule
 
 CONNECT_SECONDS = 5.0
+TagRules = tuple[tuple[str, Rule], ...]
+"""Tags, each with the hardware that has it."""
 
 
 class NoStore(Store):
@@ -159,33 +164,38 @@ class Client:
     async def nodes(self) -> list[tuple[NodeStatus, Lease | None]]:
         """Who is there now, and what each node may do."""
         leases = await self.leases()
-        present = [unpack_record(NodeStatus, e.value) for e in await (await self.bus.kv(NODES_BUCKET)).entries()]
-        return [(status, leases.get(status.node)) for status in sorted(present, key=lambda s: (s.node, s.service))]
+        return [(status, leases.get(status.node)) for status in await self.statuses()]
 
-    async def leases(self) -> dict[str, Lease]:
+    async def statuses(self, unreadable: Unreadable | None = None) -> list[NodeStatus]:
+        """Who is there now, by node and service."""
+        present = (await read_records(self.bus, NODES_BUCKET, NodeStatus, unreadable)).values()
+        return sorted(present, key=lambda status: (status.node, status.service))
+
+    async def leases(self, unreadable: Unreadable | None = None) -> dict[str, Lease]:
         """What each node may do, by name, of nodes that are not there, too."""
-        entries = await (await self.bus.kv(LEASES_BUCKET)).entries()
-        return {entry.key: unpack_record(Lease, entry.value) for entry in entries if _is_node(entry.key)}
+        return await read_records(self.bus, LEASES_BUCKET, Lease, unreadable)
 
-    async def orders(self) -> dict[str, NodeOrder]:
+    async def orders(self, unreadable: Unreadable | None = None) -> dict[str, NodeOrder]:
         """What people ordered of nodes by hand, of nodes that are not there, too."""
-        return {e.key: unpack_record(NodeOrder, e.value) for e in await (await self.bus.kv(ORDERS_BUCKET)).entries()}
+        return await read_records(self.bus, ORDERS_BUCKET, NodeOrder, unreadable)
+
+    async def tag_rules(self) -> dict[str, TagRules]:
+        """Rules by which nodes have tags for runs that go on, by run."""
+        found: dict[str, TagRules] = {}
+        for entry in await (await self.bus.kv(RUNS_BUCKET)).entries():
+            with suppress(MalformedMessage, ConfigError):  # what cannot be read gives no tags
+                if unpack_record(RunState, entry.value).phase in (RunPhase.QUEUED, RunPhase.RUNNING):
+                    config = await self.requested(entry.key)
+                    if config is not None and config.fleet.tag_rules:
+                        found[entry.key] = tuple((rule.tag, parse_rule(rule.when)) for rule in config.fleet.tag_rules)
+        return found
 
     async def order(self, node: str, change: Callable[[NodeOrder], NodeOrder]) -> NodeOrder:
-        """Change what is ordered of a node; returns what stands then. Two people at once both get their way."""
-        bucket = await self.bus.kv(ORDERS_BUCKET)
-        while True:
-            entry = await bucket.get(node)
-            before = NodeOrder() if entry is None else unpack_record(NodeOrder, entry.value)
-            after = change(before)
-            if after == before:
-                return after
-            with suppress(SequenceMismatch):
-                if entry is None:
-                    await bucket.create(node, pack_record(after))
-                else:
-                    await bucket.update(node, pack_record(after), entry.revision)
-                return after
+        """Change what is ordered of a node; returns what stands then. Two people at once both get their way.
+
+        What stands there and cannot be read is overwritten.
+        """
+        return await change_order(self.bus, node, change)
 
     async def assignments(self, node: str) -> list[tuple[Record, RoleAssigned]]:
         """Roles that a node was given in the runs whose journals exist, in order of time."""
@@ -196,10 +206,6 @@ class Client:
                 if isinstance(event, RoleAssigned):
                     found.append((record, event))
         return sorted(found, key=lambda pair: pair[0].time)
-
-
-def _is_node(key: str) -> bool:
-    return "." not in key
 
 
 def _control() -> StreamSpec:

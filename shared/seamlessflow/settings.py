@@ -10,14 +10,11 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from .instances import instance_name
+
 
 def _host_token() -> str:
     return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40] or "node"
-
-
-def default_instance(pid: int) -> str:
-    """Name of a process of this machine."""
-    return f"{_host_token()}-{pid}"
 
 
 def own_node(service: str) -> Callable[[], str]:
@@ -36,8 +33,8 @@ class Settings(BaseSettings):
     """Any fsspec URL all services can reach: weights, checkpoints, large messages."""
     node: str = Field(default_factory=_host_token)
     """The machine or slice of it this process runs on; processes that share a device share the node."""
-    instance: str = Field(default_factory=lambda: default_instance(os.getpid()))
-    """This very process; new at each start."""
+    instance: str = Field(default_factory=lambda: instance_name(_host_token(), os.getpid()))
+    """This very process; new at each start (``instances``)."""
     work_dir: Path = Field(default_factory=lambda: Path.cwd() / "runs" / "work")
     """Local scratch: device locks, fetched weights, agents' folders."""
     model_cache: Path = Field(default_factory=lambda: Path.home() / ".cache" / "seamlessflow" / "models")

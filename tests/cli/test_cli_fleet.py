@@ -15,9 +15,10 @@ from rich.console import Console
 from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.cli import fleet, why
-from seamlessflow.cli.fleet import duration_words, nodes_table, with_tags, without_tags
+from seamlessflow.cli import fleet, orders, why
+from seamlessflow.cli.fleet import duration_words, nodes_table
 from seamlessflow.cli.fleet_view import NodeView, node_views
+from seamlessflow.cli.orders import with_tags, without_tags
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role, RoleAssigned, RunPhase, RunState
@@ -28,6 +29,7 @@ from seamlessflow.errors import ConfigError
 from seamlessflow.runtime import Speaker
 
 RUN = "demo"
+NO_SCHEDULER = "no scheduler is there: it counts once one is"
 WORKER = NodeStatus(
     node="n1", service="rollout-worker", instance="host-7", capabilities=("rollout", "h800"), pid=7, state="sampling", slots=32,
     engine="transformers", hardware=Hardware(device="H800", memory_bytes=80e9, flops=990e12, bandwidth_bytes=3.35e12),
@@ -91,11 +93,11 @@ TAGS = st.lists(st.sampled_from(["rollout", "train", "h800", "judge"]), min_size
 
 
 @given(st.lists(st.tuples(st.booleans(), TAGS), max_size=6), TAGS)
-def test_what_was_ordered_last_counts(orders, last):
+def test_what_was_ordered_last_counts(ordered, last):
     """After `tag` a node has what can be given; after `untag` it has none of it; other tags are as they were."""
     announced = ("rollout", "h800")
     order = NodeOrder()
-    for gives, tags in orders:
+    for gives, tags in ordered:
         order = (with_tags if gives else without_tags)(order, tags, announced)
     given_back, taken = with_tags(order, last, announced), without_tags(order, last, announced)
 
@@ -173,21 +175,23 @@ def json_of(server: EmbeddedServer, capsys):
 
 def test_orders_are_kept_on_the_server_and_shown(server: EmbeddedServer, json_of, capsys):
     """Given, taken away, drained and undone: each says what the node is then."""
-    fleet.tag("n1", ["judge"], server.url)
-    fleet.untag("n1", ["train", "h800"], server.url)
+    orders.tag("n1", ["judge"], server.url)
+    orders.untag("n1", ["train", "h800"], server.url)
     assert capsys.readouterr().out.splitlines() == [
         "n1: rollout, h800, train, +judge (by hand)",
+        NO_SCHEDULER,
         "n1: rollout, +judge (by hand), -train (by hand), -h800 (by hand)",
+        NO_SCHEDULER,
     ]
     node = json_of()
     assert (node["tags"], node["tags_added"], node["tags_removed"]) == (["rollout", "judge"], ["judge"], ["train", "h800"])
     assert (node["slots_used"], node["slots"], node["affinity_hit_rate"]) == (5, 32, 0.82)
 
-    fleet.drain("n1", server.url)
+    orders.drain("n1", server.url)
     assert json_of()["drained"] is True
-    fleet.drain("n1", server.url, undo=True)
-    fleet.tag("n1", ["train", "h800"], server.url)
-    fleet.untag("n1", ["judge"], server.url)
+    orders.drain("n1", server.url, undo=True)
+    orders.tag("n1", ["train", "h800"], server.url)
+    orders.untag("n1", ["judge"], server.url)
     node = json_of()
     assert (node["drained"], node["tags_added"], node["tags_removed"]) == (False, [], [])
     assert node["tags"] == ["rollout", "h800", "train"]
@@ -220,11 +224,11 @@ def test_why_reads_the_journals(server: EmbeddedServer, capsys):
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (lambda url: fleet.drain("n2", url), "there is no node 'n2'; there are: n1"),
+        (lambda url: orders.drain("n2", url), "there is no node 'n2'; there are: n1"),
         (lambda url: why.why("n2", url), "there is no node 'n2'; there are: n1"),
-        (lambda url: fleet.tag("n1", ["H800"], url), "a-z, 0-9 and '-', got 'H800'"),
-        (lambda url: fleet.tag("n1", ["h800+rollout"], url), "a-z, 0-9 and '-'"),
-        (lambda url: fleet.untag("n1", ["serve"], url), "to take all work from a node, drain it"),
+        (lambda url: orders.tag("n1", ["H800"], url), "a-z, 0-9 and '-', got 'H800'"),
+        (lambda url: orders.tag("n1", ["h800+rollout"], url), "a-z, 0-9 and '-'"),
+        (lambda url: orders.untag("n1", ["serve"], url), "to take all work from a node, drain it"),
     ],
 )
 def test_a_mistake_is_refused_with_what_is_right(server: EmbeddedServer, order, said):

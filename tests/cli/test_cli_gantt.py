@@ -100,3 +100,11 @@ def test_the_table_of_a_large_fleet_has_its_groups_and_the_least_busy(capsys):
     assert "64 nodes: roll out" in shown
     assert "least busy: node-63" in shown and "least busy: node-59" in shown
     assert "node-58" not in shown
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_with_what_to_do(tmp_path):
+    """A file, or a folder of somebody else's: one line and no traceback."""
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="give --out a folder that you may write to"):
+            gantt._write(make_console(), Lanes("r", 0.0, 1.0, [Span("n", Kind.ROLLOUT, 0.0, 1.0)]), folder, png=False)

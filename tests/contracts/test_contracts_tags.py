@@ -11,6 +11,8 @@ from seamlessflow.contracts import Service
 from seamlessflow.contracts.export_permissions import permissions
 from seamlessflow.contracts.streams import generation_consumer, run_consumers
 from seamlessflow.contracts.tags import ALL_PLACES, MAX_WORK_TAGS, canonical, component, missing, places, work_tag
+from seamlessflow.errors import ConfigError
+from seamlessflow.run_config import parse_run_config
 
 components = st.from_regex(r"[a-z0-9-]{1,32}\Z", fullmatch=True)
 work_tags = st.lists(st.lists(components, max_size=3).map(lambda parts: work_tag("+".join([*parts, "rollout"]))), min_size=1)
@@ -72,3 +74,13 @@ def test_the_worker_may_pull_from_every_consumer_of_every_run_and_from_nobody_el
     assert any(matches(denied, pull) for denied in runner.deny_publish)
     for others in ("QRUNNER_r.env-solver", "QTRAINER_r.trainer", "QMANAGER_r.shard-0", "QSCHEDULER_r.scheduler"):
         assert not any(matches(allowed, f"$JS.API.CONSUMER.MSG.NEXT.{others}") for allowed in worker.publish)
+
+
+@pytest.mark.parametrize("tag", ["serve", "h800+schedule"])
+def test_no_work_is_for_services_that_sample_nothing(tag):
+    """It would wait for ever; refused where the run's document is read."""
+    with pytest.raises(ValueError, match="services without a device announce"):
+        work_tag(tag)
+    agent = {"env": "a", "entrypoint": "a:b", "tag": tag}
+    with pytest.raises(ConfigError, match="services without a device announce"):
+        parse_run_config({"model": {"name": "tiny"}, "agents": [agent]})

@@ -43,8 +43,10 @@ def taken(node, epoch, service=WORKER):
     return RoleTaken(run="r", node=node, epoch=epoch, service=service)
 
 
-def released(node, epoch, service=WORKER, *, num_handed_back=0):
-    return RoleReleased(run="r", node=node, epoch=epoch, service=service, num_handed_back=num_handed_back)
+def released(node, epoch, service=WORKER, *, num_handed_back=0, num_frozen=0):
+    return RoleReleased(
+        run="r", node=node, epoch=epoch, service=service, num_handed_back=num_handed_back, num_frozen=num_frozen
+    )
 
 
 def loaded(worker, node="", *, version=0, pause=0.0):

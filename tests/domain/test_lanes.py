@@ -288,3 +288,18 @@ def test_a_part_is_cut_out_and_keeps_its_place():
     assert drawn(lanes, "n") == "load 3-4, rollout 4-10, rollout-waiting 10-12"
     assert (lanes.start, lanes.end, lanes.origin, len(lanes.steps)) == (3, 12, 0, 1)
     assert lanes.part(30, 40).spans == []
+
+
+def test_a_node_that_keeps_generations_while_it_is_idle_is_not_free_but_frozen():
+    """With how many, until it rolls out again or hands them back; while its trainer has the device, it trains."""
+    lanes = lanes_of(
+        *SAMPLING,
+        (10, assigned("n", 2, IDLE, reason="a batch is ready")),
+        (11, released("n", 2, num_frozen=3)),
+        (15, assigned("n", 3, IDLE, reason="it lacks h800")),
+        (16, released("n", 3, num_handed_back=3)),
+        (20, ended()),
+    )
+
+    assert drawn(lanes, "n") == "away 0-1, load 1-4, rollout 4-10, hand-over 10-11, frozen 11-15, idle 15-20"
+    assert [s.reason for s in lanes.spans if s.kind is Kind.FROZEN] == ["a batch is ready; frozen with 3 generations"]

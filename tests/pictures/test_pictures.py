@@ -141,3 +141,17 @@ def test_every_kind_has_a_word_and_two_colours_of_its_own():
     for palette in (LIGHT, DARK):
         assert set(palette.kinds) == set(Kind) == set(WORDS)
         assert len({*palette.kinds.values(), palette.page, palette.rollout_few}) == len(Kind) + 2
+
+
+def test_a_name_with_dollar_signs_is_written_as_it_is(tmp_path):
+    """It is no formula, and a broken one least of all."""
+    from seamlessflow.pictures.png import svg
+
+    odd = Lanes("two $\\bad{ dollars$ here", 0.0, 10.0, [Span("a$\\frac{$", Kind.ROLLOUT, 0.0, 10.0)])
+    write_png(odd, tmp_path / "gantt.png")
+    assert picture_size(tmp_path / "gantt.png") and "two $\\bad{ dollars$ here" in svg(odd)
+
+
+def test_every_kind_has_a_word_and_two_colours():
+    """So none is drawn as nothing."""
+    assert set(WORDS) == set(LIGHT.kinds) == set(DARK.kinds) == set(Kind)

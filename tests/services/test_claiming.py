@@ -16,9 +16,11 @@ from seamlessflow.codec import pack_record
 from seamlessflow.contracts import NodeStatus
 from seamlessflow.contracts.routes import NODES_BUCKET
 from seamlessflow.errors import ConfigError
+from seamlessflow.instances import instance_name, is_dead, is_here
 from seamlessflow.runtime import Presence, claiming
 from seamlessflow.runtime.claiming import claim
-from seamlessflow.settings import default_instance
+from seamlessflow.settings import Settings
+from services.scheduler.doubles import Doubles
 
 
 def status(instance: str, pid: int = 1) -> NodeStatus:
@@ -71,9 +73,9 @@ async def test_a_restart_on_the_same_machine_does_not_wait_for_the_dead(server: 
     """Its process id tells."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    await leave_behind(server, status(default_instance(child.pid), child.pid))
+    await leave_behind(server, status(instance_name("host", child.pid), child.pid))
     began = time.monotonic()
-    await claim(MemoryBus(server), status(default_instance(os.getpid()), os.getpid()))
+    await claim(MemoryBus(server), status(instance_name("host", os.getpid()), os.getpid()))
 
     assert time.monotonic() - began < 0.5
 
@@ -88,3 +90,38 @@ async def test_a_server_without_the_bucket_holds_up_nobody(server: MemoryServer,
             await asyncio.Event().wait()
 
     await claim(Never(server), status("host-b-7"))
+
+
+STRANGERS = {
+    "another machine of this host name": "host-{pid}-0badcafe-0f0f0f",
+    "a machine that cannot say where it is": "host-{pid}-x-0f0f0f",
+    "a name that was given": "{pid}",
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS.values(), ids=STRANGERS)
+async def test_a_process_id_of_elsewhere_tells_nothing_so_its_presence_is_watched(server: MemoryServer, name: str):
+    """Clones of one image share a host name, and every container has a process 1: theirs live although ours do not."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    other = status(name.format(pid=child.pid), child.pid)
+    assert not is_here(other.instance) and not is_dead(other.instance, other.pid)
+    first = asyncio.create_task(Presence(MemoryBus(server), other).run())
+    await asyncio.sleep(0.05)
+
+    with pytest.raises(ConfigError, match="n1 has a rollout-worker already"):
+        await claim(MemoryBus(server), status(instance_name("host", os.getpid()), os.getpid()))
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+def test_two_starts_of_one_host_and_pid_are_two_instances_that_alternate():
+    """So the scheduler sees a name that two containers have; within one process the name stays."""
+    script = "from seamlessflow.instances import instance_name; print(instance_name('host', 1))"
+    starts = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() for _ in range(2)]
+    assert starts[0] != starts[1] and all(is_here(each) for each in starts)
+    assert Settings().instance == Settings().instance and is_here(Settings().instance)
+
+    doubles = Doubles()
+    found = [doubles.observe({("n1", "rollout-worker"): starts[at % 2]}, float(at)) for at in range(4)]
+    assert found[-1] == {("n1", "rollout-worker"): tuple(sorted(starts))}

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from ..errors import SeamlessFlowError
-from . import doctor, fleet, gantt, inspect, replay, submit, train, up, why
+from . import doctor, fleet, gantt, inspect, orders, replay, submit, train, up, why
 from .screen import log_to_stderr
 
 app = typer.Typer(
@@ -25,9 +25,9 @@ app.command("status")(inspect.status)
 app.command("ledger")(inspect.ledger)
 app.command("nodes")(fleet.nodes)
 app.command("why")(why.why)
-app.command("tag")(fleet.tag)
-app.command("untag")(fleet.untag)
-app.command("drain")(fleet.drain)
+app.command("tag")(orders.tag)
+app.command("untag")(orders.untag)
+app.command("drain")(orders.drain)
 app.command("gantt")(gantt.gantt)
 app.command("replay")(replay.replay)
 app.command("doctor")(doctor.doctor)

@@ -1,11 +1,10 @@
-"""``seamlessflow nodes``, ``tag``, ``untag`` and ``drain``: who there is, and what is ordered of them by hand."""
+"""``seamlessflow nodes``: who there is, with what, and what each holds."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,22 +12,28 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..client import Client
-from ..contracts import Hardware, Lease, NodeOrder
-from ..contracts.tags import ROLES, component
+from ..contracts import Hardware, Lease
 from ..errors import ConfigError
+from ..fleet_records import Unreadable
 from .fleet_view import NodeView, node_views
 from .options import NatsUrl
 from .place import any_address
 from .screen import make_console
 
 NodeArgument = Annotated[str, typer.Argument(help="Name of the node, as `nodes` shows it.")]
-TagArguments = Annotated[list[str], typer.Argument(help="Tags, such as h800 or prefill; also rollout and train.")]
 
 
 async def read_fleet(client: Client, *, with_gone: bool = False) -> dict[str, NodeView]:
     """All nodes there are, by name; ``with_gone``: or were."""
-    seen = await client.nodes()
-    return node_views((status for status, _ in seen), await client.leases(), await client.orders(), with_gone=with_gone)
+    unreadable = Unreadable()
+    return node_views(
+        await client.statuses(unreadable),
+        await client.leases(unreadable),
+        await client.orders(unreadable),
+        with_gone=with_gone,
+        unreadable=unreadable,
+        rules=await client.tag_rules(),
+    )
 
 
 async def one_node(client: Client, name: str) -> NodeView:
@@ -60,16 +65,18 @@ def nodes_table(views: list[NodeView], now: float) -> Table:
         table.add_column(column, overflow="fold")
     for view in views:
         services = [process.service for process in view.processes]
-        cells = [[view.name, *services], _tags(view), _device(view), _holds(view.lease, now), view.why()]
+        cells = [[view.name, *services], tag_words(view), _device(view), _holds(view.lease, now), view.why()]
         table.add_row(*(escape("\n".join(lines)) for lines in cells))
     return table
 
 
-def _tags(view: NodeView) -> list[str]:
-    added = [tag for tag in view.tags if tag not in view.announced]
+def tag_words(view: NodeView) -> list[str]:
+    """What it has and has not, each with who gave or took it unless its processes announce it."""
+    ruled = {tag: runs for tag, runs in view.ruled.items() if tag not in (*view.announced, *view.added)}
     return [
         *(tag for tag in view.tags if tag in view.announced),
-        *(f"+{tag} (by hand)" for tag in added),
+        *(f"+{tag} (by hand)" for tag in view.added if tag in view.tags),
+        *(f"{tag} (rule of {', '.join(runs)})" for tag, runs in ruled.items() if tag in view.tags),
         *(f"-{tag} (by hand)" for tag in view.order.remove),
     ]
 
@@ -120,64 +127,3 @@ def duration_words(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def tag(node: NodeArgument, tags: TagArguments, nats: NatsUrl = None) -> None:
-    """Give a node tags, or give back what was taken away by hand. The fleet follows within two seconds."""
-    asked = _checked(tags)
-    _order(nats, node, lambda order, view: with_tags(order, asked, view.announced))
-
-
-def untag(node: NodeArgument, tags: TagArguments, nats: NatsUrl = None) -> None:
-    """Take tags away from a node, also announced ones: without rollout it samples nothing, without train it takes no steps."""
-    asked = _checked(tags)
-    _order(nats, node, lambda order, view: without_tags(order, asked, view.announced))
-
-
-def drain(node: NodeArgument, nats: NatsUrl = None, undo: Annotated[bool, typer.Option("--undo")] = False) -> None:
-    """Let a node hand back what it has and take nothing new, until --undo."""
-    _order(nats, node, lambda order, view: order.model_copy(update={"drain": not undo}))
-
-
-def _checked(tags: list[str]) -> tuple[str, ...]:
-    for given in tags:
-        try:
-            component(given)
-        except ValueError as wrong:
-            raise ConfigError(str(wrong)) from wrong
-        if given in ROLES and given not in ("rollout", "train"):
-            raise ConfigError(f"{given} goes with the service itself; to take all work from a node, drain it")
-    return tuple(dict.fromkeys(tags))
-
-
-def with_tags(order: NodeOrder, tags: tuple[str, ...], announced: tuple[str, ...]) -> NodeOrder:
-    """The order after giving a node tags: announced ones need only not be taken away, and roles can only be given back."""
-    new = [each for each in tags if each not in (*order.add, *announced, *ROLES)]
-    return order.model_copy(
-        update={"add": (*order.add, *new), "remove": tuple(each for each in order.remove if each not in tags)}
-    )
-
-
-def without_tags(order: NodeOrder, tags: tuple[str, ...], announced: tuple[str, ...]) -> NodeOrder:
-    """The order after taking tags away. One that is only there by hand is no longer added; any other is kept away for good."""
-    only_added = [each for each in tags if each in order.add and each not in announced]
-    gone = [each for each in tags if each not in (*only_added, *order.remove)]
-    return order.model_copy(
-        update={"add": tuple(each for each in order.add if each not in tags), "remove": (*order.remove, *gone)}
-    )
-
-
-def _order(nats: str | None, name: str, change: Callable[[NodeOrder, NodeView], NodeOrder]) -> None:
-    """Carry out a change and show what the node is then."""
-
-    async def carry_out() -> NodeView:
-        async with Client.open(any_address(nats)) as client:
-            view = await one_node(client, name)
-            await client.order(name, lambda order: change(order, view))
-            return await one_node(client, name)
-
-    view = asyncio.run(carry_out())
-    print(f"{name}: {', '.join(_tags(view)) or 'no tags'}{'; drained' if view.order.drain else ''}")
-    for role in ("rollout", "train"):
-        if role in view.order.remove and role not in view.announced:
-            print(f"{name}: no process there announces {role}; it stays without, should one come")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..contracts import Hardware, Lease, NodeOrder, NodeStatus, Service
 from ..contracts.fleet import CONFLICT
 from ..contracts.tags import ROLES
+from ..node_hardware import hardware_of
+from ..tag_rules import Rule
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,10 @@ class NodeView:
     order: NodeOrder
     conflicts: Mapping[str, str]
     """Services of which two processes claim to be this node's, with their instances."""
+    unreadable: tuple[str, ...] = ()
+    """What stands of it on the server and cannot be read, in words."""
+    rules: Mapping[str, Sequence[tuple[str, Rule]]] = field(default_factory=dict)
+    """Tags by what hardware is, of the runs that go on."""
 
     @property
     def announced(self) -> tuple[str, ...]:
@@ -29,8 +35,21 @@ class NodeView:
     @property
     def tags(self) -> tuple[str, ...]:
         """What it has: announced or added, and not taken away. A role that is added needs a process that can play it."""
-        added = tuple(tag for tag in self.order.add if tag not in ROLES)
-        return tuple(tag for tag in dict.fromkeys((*self.announced, *added)) if tag not in self.order.remove)
+        return tuple(tag for tag in dict.fromkeys((*self.announced, *self.added, *self.ruled)) if tag not in self.order.remove)
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Given by hand, and not announced."""
+        return tuple(tag for tag in self.order.add if tag not in ROLES and tag not in self.announced)
+
+    @property
+    def ruled(self) -> dict[str, list[str]]:
+        """Tags that rules would give it, each with the runs whose rules they are, whatever is announced or ordered."""
+        found: dict[str, list[str]] = {}
+        for run, rules in sorted(self.rules.items()):
+            for tag in dict.fromkeys(tag for tag, rule in rules if rule.holds(self.hardware)):
+                found.setdefault(tag, []).append(run)
+        return found
 
     @property
     def engine(self) -> str:
@@ -38,7 +57,7 @@ class NodeView:
 
     @property
     def hardware(self) -> Hardware | None:
-        return next((process.hardware for process in self.processes if process.hardware is not None), None)
+        return hardware_of({each.service: each.hardware for each in self.processes if each.hardware is not None})
 
     @property
     def slots(self) -> tuple[int, int] | None:
@@ -53,15 +72,26 @@ class NodeView:
     def why(self) -> list[str]:
         """Its state: what is wrong, what was ordered, what its lease says, and what each process does or waits for."""
         said = [f"CONFLICT: two {service} processes: {pair}" for service, pair in self.conflicts.items()]
+        said += self.unreadable
         if self.order.drain:
             said.append("drained by hand")
         if not self.processes:
             said.append("nothing of it is there")
         if self.lease is not None and self.lease.reason and not (self.order.drain and self.lease.run is None):
             said.append(self.lease.reason)
-        if self.lease is None and not self.order.drain and any(each.service != Service.SCHEDULER for each in self.processes):
-            said.append("no run has needed it yet")
-        return said + [f"{process.service}: {process.state}" for process in self.processes if process.state]
+        if self.why_never is not None:
+            said.append(self.why_never)
+        return said + [f"{process.service}: {_state(process)}" for process in self.processes if process.state]
+
+    @property
+    def why_never(self) -> str | None:
+        """Why it never got a lease, where nothing else says it."""
+        if self.lease is not None or self.order.drain or all(each.service == Service.SCHEDULER for each in self.processes):
+            return None
+        roles = [tag for tag in self.announced if tag in ("rollout", "train")]
+        if roles and all(role in self.order.remove for role in roles):
+            return f"nothing is left that it may do; taken away by hand: {', '.join(roles)}"
+        return "no run has needed it yet"
 
     def _process(self, service: Service) -> NodeStatus | None:
         return next((process for process in self.processes if process.service == service), None)
@@ -79,6 +109,7 @@ class NodeView:
             "tags_announced": list(self.announced),
             "tags_added": list(self.order.add),
             "tags_removed": list(self.order.remove),
+            "tags_by_rule": self.ruled,
             "drained": self.order.drain,
             "engine": self.engine,
             "slots_used": None if slots is None else slots[0],
@@ -88,14 +119,30 @@ class NodeView:
             "affinity_hit_rate": self.fact("affinity_hit_rate"),
             "lease": None if self.lease is None else self.lease.model_dump(mode="json"),
             "conflicts": dict(self.conflicts),
+            "unreadable": list(self.unreadable),
             "why": self.why(),
         }
 
 
+def _state(process: NodeStatus) -> str:
+    """What it does, with what it keeps while it does nothing."""
+    held = process.facts.get("generations", 0)
+    return f"{process.state} with {held} generations" if process.state == "frozen" and held else process.state
+
+
 def node_views(
-    statuses: Iterable[NodeStatus], leases: Mapping[str, Lease], orders: Mapping[str, NodeOrder], *, with_gone: bool = False
+    statuses: Iterable[NodeStatus],
+    leases: Mapping[str, Lease],
+    orders: Mapping[str, NodeOrder],
+    *,
+    with_gone: bool = False,
+    unreadable: Mapping[str, Sequence[str]] | None = None,
+    rules: Mapping[str, Sequence[tuple[str, Rule]]] | None = None,
 ) -> dict[str, NodeView]:
-    """Every node that is there, has a run, or of which something was ordered, by name; ``with_gone``: or ever had a lease."""
+    """Every node that is there, has a run, or of which something was ordered, by name; ``with_gone``: or ever had a lease.
+
+    unreadable: what could not be read, by node. rules: by run that goes on.
+    """
     processes: dict[str, list[NodeStatus]] = {}
     conflicts: dict[str, dict[str, str]] = {}
     for status in statuses:
@@ -113,6 +160,8 @@ def node_views(
             leases.get(name),
             orders.get(name, NodeOrder()),
             conflicts.get(name, {}),
+            tuple((unreadable or {}).get(name, ())),
+            rules or {},
         )
-        for name in sorted({*processes, *ordered, *holding})
+        for name in sorted({*processes, *ordered, *holding, *(unreadable or ())})
     }

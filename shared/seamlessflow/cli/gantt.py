@@ -77,16 +77,19 @@ def _part(lanes: Lanes, since: float | None, until: float | None) -> Lanes:
 
 
 def _write(console: Console, lanes: Lanes, folder: Path, *, png: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "gantt.html"]
-    write_html(lanes, written[0])
-    if png:
-        try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_html(lanes, written[0])
+        if png:
             write_png(lanes, folder / "gantt.png")
             written.append(folder / "gantt.png")
-        except ImportError as wrong:
-            needs = f"gantt.png was not written ({wrong}): it needs `pip install 'seamlessflow[report]'`, or say --no-png"
-            console.print(needs, style="yellow", markup=False, soft_wrap=True)
+    except ImportError as wrong:
+        needs = f"gantt.png was not written ({wrong}): it needs `pip install 'seamlessflow[report]'`, or say --no-png"
+        console.print(needs, style="yellow", markup=False, soft_wrap=True)
+    except OSError as wrong:
+        why = wrong.strerror or wrong
+        raise ConfigError(f"cannot write pictures into {folder} ({why}): give --out a folder that you may write to") from wrong
     console.print(f"pictures: {', '.join(map(str, written))}", markup=False, soft_wrap=True)
 
 

@@ -41,7 +41,8 @@ def why(node: NodeArgument, nats: NatsUrl = None, last: Annotated[int, typer.Opt
 def why_lines(view: NodeView, assignments: Assignments, state: RunState | None, now: float) -> list[str]:
     """The whole answer."""
     lines = [_now(view, now)]
-    lines += [f"  {said}" for said in view.why() if view.lease is None or said != view.lease.reason]
+    known = view.why_never if view.lease is None else view.lease.reason
+    lines += [f"  {said}" for said in view.why() if said != known]
     if state is not None and state.reason:
         lines.append(f"  run {view.lease.run if view.lease else ''} waits: {state.reason}")
     if assignments:
@@ -54,7 +55,7 @@ def why_lines(view: NodeView, assignments: Assignments, state: RunState | None, 
 def _now(view: NodeView, now: float) -> str:
     lease = view.lease
     if lease is None:
-        return f"{view.name} holds nothing and never did: no run has needed it"
+        return f"{view.name} holds nothing and never did" + (f": {view.why_never}" if view.why_never is not None else "")
     for_run = "nothing" if lease.run is None else f"{lease.role.value} for run {lease.run}"
     parts = [
         f"{view.name}: {for_run}",
@@ -81,11 +82,17 @@ def what_would_change(view: NodeView) -> list[str]:
     said = [f"seamlessflow drain --undo {name}: it is drained"] if order.drain else []
     said += [f"seamlessflow tag {name} {tag}: {tag} was taken away from it by hand" for tag in order.remove]
     said += [f"seamlessflow untag {name} {tag}: {tag} was given to it by hand" for tag in order.add]
+    said += [
+        f"seamlessflow untag {name} {tag}: a rule of run {', '.join(runs)} gives it to such hardware"
+        for tag, runs in view.ruled.items()
+        if tag not in (*order.add, *order.remove, *view.announced)
+    ]
     said += [f"end one of {pair}, or give one a SEAMLESSFLOW_NODE of its own" for pair in view.conflicts.values()]
     if not view.processes:
         said.append("start its services again: nothing of it is there")
     elif view.lease is None or view.lease.run is None:
-        said += [] if order.drain else ["a run that needs such a node: seamlessflow train"]
+        taken = view.why_never is not None and bool(order.remove)
+        said += [] if order.drain or taken else ["a run that needs such a node: seamlessflow train"]
     elif not order.drain:
         said.append(f"seamlessflow drain {name}: takes it out of run {view.lease.run}")
         services = {process.service for process in view.processes}

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, WithJsonSchema
 ROLLOUT_TAG = "rollout"
 ROLES = ("rollout", "train", "serve", "schedule")
 """Components that processes announce by being what they are; nobody can give them to a node that has no such process."""
+_SAMPLE_NOTHING = ("serve", "schedule")
 MAX_WORK_TAGS = 8
 """Different work tags of one run: the server's permissions name every consumer, so there is a highest count."""
 MAX_COMPONENTS = 4
@@ -42,8 +43,14 @@ def canonical(tag: str) -> str:
 
 
 def work_tag(tag: str) -> str:
-    """A tag that generations may carry: canonical, and with ``rollout``, which goes without saying."""
-    return canonical(f"{tag}+{ROLLOUT_TAG}")
+    """A tag that generations may carry: canonical, and with ``rollout``, which goes without saying.
+
+    Raises ValueError as ``canonical`` does, and for roles of services that sample nothing.
+    """
+    tag = canonical(f"{tag}+{ROLLOUT_TAG}")
+    if others := [part for part in components(tag) if part in _SAMPLE_NOTHING]:
+        raise ValueError(f"{' and '.join(others)} is what services without a device announce: no node that samples has it")
+    return tag
 
 
 @cache

@@ -5,7 +5,7 @@ in any order, so stretches are cut by epochs and not by the order of the words:
 
     epoch e begins ─── somebody else's device, or nobody's ───▶ taken(e) ─── held ───▶ epoch e + 1 begins
                               HAND_OVER, LOAD at first                    (goes on if the same service keeps it)
-    epoch e, idle ──── still held ───▶ released(e) ─── idle ───▶
+    epoch e, idle ──── still held ───▶ released(e) ─── idle, or frozen with what the worker kept ───▶
                           HAND_OVER
 """
 
@@ -50,6 +50,8 @@ class _Epoch:
     gang: tuple[str, ...] = ()
     taken: dict[str, float] = field(default_factory=dict)
     released: dict[str, float] = field(default_factory=dict)
+    num_frozen: int = 0
+    """Generations that its worker kept when it let go."""
 
 
 class NodeRoles:
@@ -69,6 +71,8 @@ class NodeRoles:
                 epoch.taken[event.service] = min(time, epoch.taken.get(event.service, time))
             case RoleReleased():
                 epoch.released[event.service] = min(time, epoch.released.get(event.service, time))
+                if event.service == WORKER:
+                    epoch.num_frozen = event.num_frozen
 
     @property
     def is_device(self) -> bool:
@@ -97,8 +101,8 @@ class NodeRoles:
             if change < until or wanted == holder:
                 holder = wanted
                 has_held = has_held or bool(holder)
-            kind = Kind.AWAY if epoch.left else Kind.IDLE
-            yield Stretch(change, until, holder, kind, epoch.reason, number, epoch.gang, is_silent)
+            kind = Kind.AWAY if epoch.left else Kind.FROZEN if epoch.num_frozen else Kind.IDLE
+            yield Stretch(change, until, holder, kind, _reason(epoch, holder), number, epoch.gang, is_silent)
 
     @staticmethod
     def _change(epoch: _Epoch, holder: str, wanted: str, since: float, until: float) -> float:
@@ -109,6 +113,13 @@ class NodeRoles:
             return min(max(epoch.taken.get(wanted, until), since), until)
         unsaid = since if epoch.left else until  # of a node that is gone nobody says that it let go
         return min(max(epoch.released.get(holder, unsaid), since), until)
+
+
+def _reason(epoch: _Epoch, holder: str) -> str:
+    """Why, and what waits for the device meanwhile."""
+    if holder == WORKER or epoch.left or not epoch.num_frozen:
+        return epoch.reason
+    return f"{epoch.reason + '; ' if epoch.reason else ''}frozen with {epoch.num_frozen} generations"
 
 
 def _wanted(epoch: _Epoch) -> str:

@@ -28,6 +28,8 @@ class Kind(StrEnum):
     """Between a new role and the moment its service holds the device."""
     LOAD = "load"
     """The same, where no service had held it yet: engines start, weights come."""
+    FROZEN = "frozen"
+    """The same as idle, but its rollout-worker keeps generations that nobody else may sample meanwhile."""
     IDLE = "idle"
     """Of the run, with nothing to do."""
     AWAY = "away"

@@ -18,6 +18,7 @@ WORDS: Mapping[Kind, str] = {
     Kind.TRAIN_WAITING: "no step to take",
     Kind.HAND_OVER: "hand-over",
     Kind.LOAD: "loading",
+    Kind.FROZEN: "frozen with generations",
     Kind.IDLE: "idle",
     Kind.AWAY: "away",
 }
@@ -50,6 +51,7 @@ LIGHT = Palette(
         Kind.TRAIN_WAITING: "#fae0bf",
         Kind.HAND_OVER: "#d6277b",
         Kind.LOAD: "#5cb594",
+        Kind.FROZEN: "#b7dfe6",
         Kind.IDLE: "#c5c9cf",
         Kind.AWAY: "#f3f4f6",
     },
@@ -72,6 +74,7 @@ DARK = Palette(
         Kind.TRAIN_WAITING: "#57411f",
         Kind.HAND_OVER: "#ff5fa2",
         Kind.LOAD: "#4fbf97",
+        Kind.FROZEN: "#2c5a63",
         Kind.IDLE: "#505761",
         Kind.AWAY: "#1a2028",
     },

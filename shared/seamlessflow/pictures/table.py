@@ -13,6 +13,7 @@ COLUMNS: Mapping[str, Callable[[Shares], float]] = {
     "train": lambda shares: shares.share(Kind.TRAIN),
     "hand-over": lambda shares: shares.share(Kind.HAND_OVER),
     "waiting": lambda shares: shares.share(Kind.WAITING, Kind.TRAIN_WAITING),
+    "frozen": lambda shares: shares.share(Kind.FROZEN),
     "idle": lambda shares: shares.share(Kind.IDLE),
     "load": lambda shares: shares.share(Kind.LOAD),
     "away": lambda shares: shares.share(Kind.AWAY),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 
 import structlog
@@ -13,7 +12,7 @@ from ..codec import unpack_record
 from ..contracts import NodeStatus
 from ..contracts.routes import NODES_BUCKET
 from ..errors import ConfigError, SeamlessFlowError
-from ..settings import default_instance
+from ..instances import is_dead
 from .presence import GAP_SECONDS
 
 log = structlog.get_logger()
@@ -61,15 +60,5 @@ def _is_same(newest: Entry | None, first: Entry) -> bool:
 
 
 def _may_live(other: NodeStatus, ours: NodeStatus) -> bool:
-    """Whether it is not ourselves, nor a process of this very machine, by its instance's name, that is dead."""
-    if other.instance == ours.instance:
-        return False
-    if other.instance != default_instance(other.pid):
-        return True
-    try:
-        os.kill(other.pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
+    """Whether it is not ourselves, nor a process of this very machine that is dead."""
+    return other.instance != ours.instance and not is_dead(other.instance, other.pid)

@@ -164,8 +164,9 @@ async def test_a_lease_without_a_run_ends_the_stay(world: World):
 
     await world.lease(Role.IDLE, run=None)
     await world.until(lambda: "stop" in worker.engine.calls)
+    await world.until(lambda: not (world.folder / "work" / "rollout-worker" / NODE / RUN).exists())
 
-    assert await world.num_queued() == 1 and not (world.folder / "work" / "rollout-worker" / NODE / RUN).exists()
+    assert await world.num_queued() == 1
     await asyncio.wait_for(DeviceLock(world.folder / "work", NODE).take(), 1)
 
 
@@ -301,6 +302,16 @@ async def test_presence_shows_what_the_worker_does(world: World, monkeypatch):
 
     facts = worker.context.presence.status.facts
     assert facts["model"] == "tiny" and facts["weights_version"] == 0 and "tokens_per_second" in facts
+
+    await world.lease(Role.IDLE)
+    await world.until(lambda: worker.context.presence.status.state == "frozen")
+    await world.until(lambda: worker.context.presence.status.facts["tokens_per_second"] == 0)
+    assert worker.context.presence.status.facts["generations"] == 1
+    await world.lease(Role.IDLE, run=None)
+    await world.until(lambda: worker.context.presence.status.state == "idle")
+    await asyncio.sleep(0.05)
+    status = worker.context.presence.status
+    assert (status.facts, status.slots, status.engine) == ({}, 0, ""), "of a run that is over nothing is shown"
 
 
 def _journal():

@@ -3,7 +3,9 @@
 from seamlessflow.blobs import Store
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.client import Client
-from seamlessflow.contracts import Role, RoleAssigned
+from seamlessflow.codec import unpack_record
+from seamlessflow.contracts import Lease, Role, RoleAssigned
+from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import control_streams, run_streams
 from seamlessflow.runtime.speaker import Speaker
 from services.scheduler.lease_book import LeaseBook
@@ -25,3 +27,23 @@ async def test_a_node_that_goes_to_another_run_leaves_the_first_one():
     }
     assert said["r1"] == [(Role.ROLLOUT, False), (Role.IDLE, False), (Role.IDLE, True)]
     assert said["r2"] == [(Role.ROLLOUT, False), (Role.IDLE, True)]
+
+
+async def test_a_lease_that_cannot_be_read_is_replaced_by_the_next_one_and_holds_up_no_other():
+    """Also for a scheduler that never saw what stood there; epochs go on."""
+    bus, store = MemoryBus(), Store("memory://lease-junk")
+    await bus.ensure_stream(run_streams("r1")[0])
+    bucket = await bus.kv(LEASES_BUCKET)
+    for book in (LeaseBook(bus, Speaker(bus, store)), LeaseBook(bus, Speaker(bus, store))):
+        await book.load(0.0)
+        for node in ("n", "other"):
+            await book.write(Assignment(node, "r1", Role.ROLLOUT, "because"), 0.0)
+        epoch = book.leases["n"].lease.epoch
+        await bucket.put("n", b"\xff\x00junk")
+
+        await book.load(1.0)
+        assert book.leases["n"].lease.run is None and book.leases["other"].lease.run == "r1"
+        await book.write(Assignment("n", "r1", Role.IDLE, "because"), 1.0)
+        entry = await bucket.get("n")
+        assert entry is not None and unpack_record(Lease, entry.value).epoch > epoch
+        await bucket.put("n", b"\xff\x00junk")

@@ -140,3 +140,22 @@ async def test_two_processes_under_one_name_are_told_of_and_the_run_goes_on(benc
     await until(told)
     lease = await bench.lease("gpu")
     assert lease is not None and lease.epoch == 1
+
+
+async def test_an_order_that_cannot_be_read_leaves_its_node_as_it_was_ordered_last(bench: Bench):
+    """A drained node stays so, and orders of other nodes are obeyed."""
+    await bench.start()
+    await bench.announce(TWO)
+    await bench.request()
+    await order(bench, "gpu2", NodeOrder(drain=True))
+
+    async def is_drained(node: str) -> bool:
+        lease = await bench.lease(node)
+        return lease is None or lease.run is None
+
+    await until(lambda: is_drained("gpu2"))
+    await (await bench.bus.kv(ORDERS_BUCKET)).put("gpu2", b"\xff\x00junk")
+    await order(bench, "agents", NodeOrder(drain=True))
+    await until(lambda: is_drained("agents"))
+
+    assert await is_drained("gpu2") and not await is_drained("gpu")
