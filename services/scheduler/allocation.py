@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from seamlessflow.contracts import Service
+from seamlessflow.contracts import Role, Service
 
 from .policy.base import ROLLOUT, TRAIN, Demand, Node
 from .policy.disaggregated import NEEDS_TWO
@@ -72,11 +72,12 @@ def _picks(nodes: Sequence[Node], run_of: dict[str, str | None], demands: Sequen
 
 
 def _may_go(node: Node, nodes: Sequence[Node], run_of: dict[str, str | None], demands: Sequence[Demand], to: Demand) -> bool:
-    """Whether a node is free, or spare where it is. The trainer's node of a run is never spare."""
+    """Whether a node is free, or spare where it is. The trainer's node of a run is never spare, nor a member of its gang."""
     owner = run_of[node.name]
     if owner is None:
         return True
-    if owner == to.run or (node.lease is not None and node.lease.trainer):
+    is_training = node.lease is not None and (node.lease.trainer or node.lease.role is Role.TRAIN)
+    if owner == to.run or is_training:
         return False
     left = [other for other in _of(nodes, run_of, owner) if other is not node]
     return not _lacking(left, next(demand for demand in demands if demand.run == owner))

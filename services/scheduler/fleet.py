@@ -84,10 +84,13 @@ class Fleet:
         self._observed_at = now
 
     def remember(self, leases: Mapping[str, Lease], now: float) -> None:
-        """At start: a node that holds a lease and is not there may be restarting, as this scheduler did."""
+        """At start: who holds a lease and is not there, a node or a process of it, may be restarting, as this scheduler did."""
         for name, lease in leases.items():
-            if name not in self._processes and lease.run is not None and (absent := _absent(lease, now)):
-                self._processes[name] = absent
+            there = self._processes.get(name, {})
+            if lease.run is None or (there and lease.role is Role.SERVE):
+                continue
+            if absent := _absent(lease, now):
+                self._processes[name] = {**absent, **there}
 
     def nodes(self, leases: Mapping[str, HeldLease], holding: Mapping[str, frozenset[str]]) -> list[Node]:
         """All nodes that are there, or away for a moment, by name. ``holding``: services that hold a node's device."""
@@ -154,7 +157,7 @@ def _as_said(status: NodeStatus, is_quiet: bool, known: Process | None) -> Proce
 def _absent(lease: Lease, now: float) -> dict[str, Process]:
     """What a lease tells of the processes of a node that nobody has seen yet."""
     found: dict[str, Process] = {}
-    if lease.trainer:
+    if lease.trainer or lease.role is Role.TRAIN:
         found[Service.TRAINER] = Process(frozenset({TRAIN}), now)
     if lease.role is Role.ROLLOUT or (lease.role is Role.TRAIN and not lease.hand_back):
         found[Service.ROLLOUT_WORKER] = Process(frozenset({ROLLOUT}), now)

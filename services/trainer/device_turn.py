@@ -19,6 +19,9 @@ from seamlessflow.runtime import DeviceLock, Speaker
 
 log = structlog.get_logger()
 
+AGAIN_SECONDS = 1.0
+"""How long after a failure RoleTaken is said again."""
+
 
 class Occupant(Protocol):
     """What moves to the device when it is taken, and away before it is released."""
@@ -49,6 +52,7 @@ class DeviceTurn:
         self._may_step = asyncio.Event()
         self._step = asyncio.Lock()
         self._taking: asyncio.Task[None] | None = None
+        self._taking_for = ""
         self._lent_by: str | None = None
         """The run that may think that we have its device: it heard RoleTaken and no RoleReleased."""
         self._is_loaded = False
@@ -60,6 +64,8 @@ class DeviceTurn:
         """Set while the newest lease does not leave us the device: a step that still waits for groups has to end."""
         self.num_nodes = 1
         """How many nodes take a step together under the newest lease, this one included."""
+        self.others_sample = True
+        """Whether somebody samples while the device is ours, so that a step that began early may wait for groups."""
 
     async def on_lease(self, lease: Lease) -> None:
         """Obey a lease. Taking may wait for the lock, in the background; releasing waits for a step."""
@@ -67,6 +73,9 @@ class DeviceTurn:
         is_new, self._is_new = self._is_new, False
         if lease.run is not None and lease.role is Role.TRAIN:
             self.recalled.clear()
+            self.others_sample = lease.hand_back
+            if self._taking is not None and not self._taking.done() and self._taking_for == lease.run:
+                return  # it says what it took under the newest lease
         else:
             self.recalled.set()
         await self._stop_taking()
@@ -75,7 +84,7 @@ class DeviceTurn:
         if lease.run is None:
             await self.release()
         elif lease.role is Role.TRAIN:
-            self._taking = asyncio.create_task(self._take(lease.run))
+            self._taking, self._taking_for = asyncio.create_task(self._take(lease.run)), lease.run
         elif lease.trainer or self._lent_by is not None or is_new:
             await self._give_back(lease.run)
 
@@ -87,12 +96,16 @@ class DeviceTurn:
             await self._occupant.load()
             self._is_loaded = True
         self._may_step.set()
-        log.info("device.taken", epoch=self.epoch, num_nodes=self.num_nodes)
-        taken = RoleTaken(run=run, node=self._node, epoch=self.epoch, service=Service.TRAINER.value)
-        try:
-            await self._speaker.say(taken)
-        except SeamlessFlowError as wrong:  # the device is ours all the same; StepTaken will show it
-            log.warning("device.unsaid", epoch=self.epoch, reason=str(wrong))
+        said = -1
+        while said < self.epoch:  # a newer lease may come meanwhile
+            epoch = self.epoch
+            log.info("device.taken", epoch=epoch, num_nodes=self.num_nodes)
+            try:
+                await self._speaker.say(RoleTaken(run=run, node=self._node, epoch=epoch, service=Service.TRAINER.value))
+                said = epoch
+            except SeamlessFlowError as wrong:  # the device is ours all the same, and a gang waits to hear it
+                log.warning("device.unsaid", epoch=epoch, reason=str(wrong), again_in_seconds=AGAIN_SECONDS)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _give_back(self, run: str) -> None:
         await self.release()

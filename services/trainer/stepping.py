@@ -190,7 +190,10 @@ class Stepping:
             raise
 
     async def _more_may_come(self) -> bool:
-        """Wait for news. False: none came for long, or the device is wanted back; the step is to be taken as it is."""
+        """Wait for news. False: none came for long, nobody samples, or the device is wanted back; the step is to be taken as it
+        is."""
+        if not self._device.others_sample:
+            return False
         waits = [asyncio.create_task(event.wait()) for event in (self._intake.news, self._device.recalled)]
         try:
             done, _ = await asyncio.wait(waits, timeout=REST_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -54,4 +54,6 @@ def _as_before(node: Node, demand: Demand, words: str) -> Assignment:
     lease = node.lease
     if lease is None or lease.run != demand.run:
         return rollout(node, demand, words)
-    return Assignment(node.name, demand.run, lease.role, words, lease.tags, lease.trainer, lease.gang, lease.hand_back)
+    return Assignment(
+        node.name, demand.run, lease.role, words, lease.tags, lease.trainer, lease.gang, lease.hand_back, lease.lent
+    )

@@ -33,7 +33,8 @@ def next_assignments(fleet: Sequence[Node], demand: Demand, now: float) -> list[
         reason = "the members of its gang take their devices first" if node is lead else "stopped while a step is taken"
         return idle(node, demand, reason, trainer=node is lead)
 
-    return steered(fleet, demand, now, lead, members, "a batch is ready and all others stopped", otherwise)
+    reason = "a batch is ready and all others stopped"
+    return steered(fleet, demand, now, lead, members, reason, otherwise, hands_back=False)  # nobody goes on with them
 
 
 def still_rolls_out(node: Node, demand: Demand, now: float) -> bool:

@@ -43,14 +43,19 @@ def steered(
     members: Sequence[Node],
     reason: str,
     otherwise: Callable[[Node], Assignment],
+    *,
+    hands_back: bool = True,
 ) -> list[Assignment]:
-    """What brings the gang to these nodes. ``otherwise``: what a node does that is not (or not yet, or no longer) in it."""
+    """What brings the gang to these nodes. ``otherwise``: what a node does that is not (or not yet, or no longer) in it.
+
+    hands_back: whether generations of its nodes go on elsewhere, where somebody rolls out meanwhile.
+    """
     wanted = {node.name for node in members}
     arrived = [node.name for node in members if is_in_place(node, demand)]
     awaited = any(not is_in_place(node, demand) and not is_overdue(node, demand, now) for node in members)
     begun = is_told(lead, demand)
     in_step = _may_be_in_step(fleet, lead, demand) if begun else frozenset[str]()
-    hand_back = any(node.can(ROLLOUT) and node is not lead and node.name not in wanted for node in fleet)
+    hand_back = hands_back and any(node.can(ROLLOUT) and node is not lead and node.name not in wanted for node in fleet)
 
     def of(node: Node) -> Assignment:
         if node is lead:
@@ -89,11 +94,19 @@ def patience(demand: Demand) -> float:
 
 
 def _may_be_in_step(fleet: Sequence[Node], lead: Node, demand: Demand) -> frozenset[str]:
-    """Nodes told to train that the lead's lease names, or may have named when the step in progress began."""
+    """Nodes told to train that the lead's lease names, or may have named when the step in progress began.
+
+    Not those without a trainer process, nor those of another lead: with them that step is over.
+    """
     assert lead.lease is not None
-    told = frozenset(node.name for node in fleet if is_told(node, demand))
+    told = frozenset(node.name for node in fleet if is_told(node, demand) and node.has(TRAIN) and _leads(lead, node))
     is_settled = demand.settled_epochs.get(lead.name, -1) >= lead.lease.epoch
     return told & frozenset(lead.lease.gang) if is_settled else told
+
+
+def _leads(lead: Node, node: Node) -> bool:
+    """Whether it is the lead of a node that was told to train."""
+    return node is lead or (node.lease is not None and node.lease.gang[:1] == (lead.name,))
 
 
 def _with(reason: str, members: Sequence[str]) -> str:

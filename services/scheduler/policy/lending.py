@@ -72,7 +72,7 @@ def _kept(demand: Demand, now: float, lead: Node, gap: float | None) -> Verdict:
     """The gang has its devices and no batch: does it wait for one?"""
     worth = max(WORTH * handover_seconds(demand), 2 * (demand.rates.reclaim_seconds or 0.0))
     if gap == 0:
-        since = max(lead.lease_since, demand.rates.step_taken_at or 0.0)
+        since = max(lead.lease_since, demand.rates.step_taken_at or 0.0, demand.rates.group_finished_at or 0.0)
         if 0 <= now - since < HOLD_SECONDS:
             return Verdict(True, "the groups of the next batch are finished")
         return Verdict(False, f"the next batch has its groups, and is not ready after {HOLD_SECONDS:.0f} s: lent to rollout")

@@ -11,7 +11,8 @@ from test_policies import TRAINER, WORKER, both, node, obey
 
 from seamlessflow.contracts import Role
 from seamlessflow.errors import ConfigError
-from services.scheduler.policy import POLICIES, Assignment, Demand, Node, Rates, policy_of
+from services.scheduler.allocation import allocate
+from services.scheduler.policy import POLICIES, Assignment, Demand, Node, Process, Rates, policy_of
 from services.scheduler.policy.auto import gang_size
 from services.scheduler.policy.checked import given_out
 from services.scheduler.policy.gang import RELEASE_SECONDS
@@ -86,6 +87,60 @@ def test_a_member_that_is_gone_leaves_the_gang_at_once():
     left[0] = replace(left[0], lease=next(each.lease for each in nodes if each.name == "b"))
     said = asked(sorted(left, key=lambda each: each.name), demand(wants_train=True, train_nodes=2))
     assert "b" not in said[0].gang
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_a_node_without_a_trainer_leaves_its_gang_and_the_others_go_on(policy: str, gone: str) -> None:
+    """Its worker lives, and its trainer does not come back or ``train`` was taken from it: lead or member, nothing freezes."""
+    want = demand(policy, wants_train=True, train_nodes=2)
+    nodes = obey(FOUR, asked(FOUR, want))
+    for _ in range(4):
+        nodes = obey(nodes, asked(nodes, replace(want, settled_epochs=settled(nodes))))
+    left = [node(each.name, WORKER) if each.name == gone else each for each in nodes]
+    left = [replace(new, lease=old.lease, lease_since=old.lease_since) for new, old in zip(left, nodes, strict=True)]
+
+    said, wrong = given_out(policy_of(policy), left, replace(want, settled_epochs=settled(nodes)), 60.0)
+
+    assert wrong is None
+    by_name = {each.node: each for each in said}
+    assert by_name[gone].role is not Role.TRAIN and sum(each.trainer for each in said) == 1
+    assert all(gone not in each.gang for each in said if each.trainer)
+
+
+def test_a_gang_that_waited_for_its_batch_is_not_lent_when_the_batch_is_complete() -> None:
+    """However long ago it got its devices: the time counts from the last group on."""
+    nodes = obey(FOUR, asked(FOUR, demand()))
+    for _ in range(2):
+        nodes = obey(nodes, asked(nodes, demand(wants_train=True)))
+    complete = replace(MEASURED, group_finished_at=30.0)
+
+    assert roles(asked(nodes, demand(groups_ready=10, rates=complete), 30.5)) == "TttR"
+    assert roles(asked(nodes, demand(groups_ready=10, rates=complete), 40.0)) == "rRRR"
+
+
+def test_colocated_hands_nothing_back_as_nobody_would_go_on_with_it() -> None:
+    """The generations of its lead stay in the engine, as those of all others do."""
+    nodes = obey(FOUR, asked(FOUR, demand("colocated")))
+    for _ in range(4):
+        said = asked(nodes, demand("colocated", wants_train=True, train_nodes=2))
+        assert not any(each.hand_back for each in said)
+        nodes = obey(nodes, said)
+    assert roles(said) == "Tt--"
+
+
+def test_a_member_of_a_gang_is_not_spare_for_another_run() -> None:
+    """Its device belongs to a step of its own run, though that run would have all it needs without it."""
+    serving = {"m": "trajectory-manager", "n": "agent-runner"}
+    services = [Node(name, {service: Process(frozenset({"serve"}))}) for name, service in serving.items()]
+    nodes = [both(name) for name in "abcd"]
+    for _ in range(3):
+        nodes = obey(nodes, asked(nodes, demand(wants_train=True)))
+    other = replace(demand(), run="r2")
+
+    given = allocate([*nodes, *services], [demand(wants_train=True), other]).run_of
+
+    assert {given[name] for name in "abc"} == {"r1"}
 
 
 def test_who_leaves_a_gang_holds_its_device_until_the_step_is_taken():

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,10 +27,12 @@ from trainer_world import NODE, RUN, World, by_index
 from seamlessflow.blobs import Store
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
-from seamlessflow.contracts import Lease, Role, RoleReleased, RoleTaken, StepTaken, TrainerStarted, WeightsPublished
+from seamlessflow.contracts import Event, Lease, Role, RoleReleased, RoleTaken, StepTaken, TrainerStarted, WeightsPublished
 from seamlessflow.contracts.streams import run_streams
+from seamlessflow.errors import Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import DeviceLock, Speaker
+from services.trainer import device_turn
 from services.trainer.batches import TrainingBatch
 from services.trainer.config import TrainerSettings
 from services.trainer.device_turn import DeviceTurn
@@ -226,13 +229,60 @@ async def test_killed_with_the_lease_unchanged_the_successor_takes_the_device_at
     assert {(e.epoch, e.service) for e in await world.heard(RoleTaken)} == {(taken, "trainer")}
 
 
+class Hearing:
+    """Takes what is said, after so many failures."""
+
+    def __init__(self, num_failures: int = 0) -> None:
+        self.said: list[Event] = []
+        self._num_failures = num_failures
+
+    async def say(self, event: Event) -> None:
+        if self._num_failures:
+            self._num_failures -= 1
+            raise Unavailable("the journal is away")
+        self.said.append(event)
+
+
+def train_lease(epoch: int) -> Lease:
+    return Lease(run=RUN, role=Role.TRAIN, epoch=epoch, gang=("lead", NODE))
+
+
+async def test_what_could_not_be_said_is_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang waits until it hears that its member has its device."""
+    monkeypatch.setattr(device_turn, "AGAIN_SECONDS", 0.01)
+    hearing = Hearing(num_failures=2)
+    turn = DeviceTurn(DeviceLock(tmp_path, NODE), hearing, NODE)
+    await turn.on_lease(train_lease(3))
+
+    await until(lambda: hearing.said)
+
+    assert hearing.said == [RoleTaken(run=RUN, node=NODE, epoch=3, service="trainer")]
+    await turn.release()
+
+
+async def test_a_newer_lease_to_train_does_not_begin_the_loading_anew(tmp_path: Path) -> None:
+    """Gangs change often; what is being loaded is loaded once, and said under the newest lease."""
+    loaded, hearing = Loaded(), Hearing()
+    turn = DeviceTurn(DeviceLock(tmp_path, NODE), hearing, NODE, loaded)
+    for epoch in (1, 2, 3):
+        await turn.on_lease(train_lease(epoch))
+        await asyncio.sleep(0.001)
+
+    await until(lambda: [each for each in hearing.said if each.epoch == 3])
+
+    assert loaded.num_loads == 1
+    await turn.release()
+
+
 class Loaded:
     """Optimizer state that takes a moment to come and to go."""
 
     is_there = False
+    num_loads = 0
 
     async def load(self) -> None:
         assert not self.is_there
+        self.num_loads += 1
         await asyncio.sleep(0.003)
         self.is_there = True
 
