@@ -5,12 +5,12 @@
     one step off               a fixed split, the next batch is rolled out while one is trained, with one version each (verl's
                                one_step_off_policy, AReaL with a bound of 1 and without interruption)
     partial rollout            a fixed split under the staleness bound, new weights under running generations (AReaL,
-    PipelineRL) idle lending               the same, and trainers roll out whenever no batch is ready (verl's
-    dynamic_schedule, ROLL's partial
-                               time-sharing): no weighing of what a hand-over costs, no change of the gang
+                               PipelineRL)
+    idle lending               the same, and trainers roll out whenever no batch is ready (verl's dynamic_schedule, ROLL's
+                               partial time-sharing): no weighing of what a hand-over costs, no change of the gang
     multiplexed, auto          ours
 
-Each fixed split is the best that a search finds for the workload and the mode.
+Each fixed split, and each size of a gang that is lent, is the best that a search finds for the workload and the mode.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ IDLE_LENDING_POLICY = f"{__name__}:idle_lending"
 
 
 def idle_lending(fleet: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:
-    """A fixed gang that rolls out from the end of a step until the next batch is ready; a policy as ``base`` promises."""
+    """A fixed gang that rolls out from the end of a step until the next batch is ready; a policy as ``base`` promises.
+
+    When a step ends and a whole batch waits already, the next step follows at once and the gang stays.
+    """
     lead = trainer_of(fleet, demand.run)
     if lead is None or not lead.can(TRAIN):
         return [rollout(node, demand, "nobody can train") for node in fleet]
@@ -40,7 +43,7 @@ def idle_lending(fleet: Sequence[Node], demand: Demand, now: float) -> list[Assi
     def lent(node: Node) -> Assignment:
         return rollout(node, demand, "no step is taken, so it rolls out", trainer=node is lead)
 
-    if not demand.wants_train:
+    if not demand.wants_train and demand.groups_ready < demand.groups_per_step:
         return [lent(node) for node in fleet]
     return steered(fleet, demand, now, lead, members, "a batch is ready", lent)
 
@@ -63,12 +66,20 @@ HAS_SPLIT = ("sync disaggregated", "one step off", "partial rollout", "idle lend
 """Modes for which the number of nodes that train is searched."""
 
 
-def candidate_splits(scene: Scene, reach: int = 1) -> Iterable[int]:
-    """Numbers of training nodes around the one that total work asks for. ``reach``: how far; ``nodes`` for all."""
+def balanced_share(scene: Scene) -> float:
+    """The number of training nodes at which a search begins, not rounded.
+
+    Where both halves work at the same time they are to take equally long: training's share of all work, T / (T + R). Where one
+    waits for the other the sum R / (nodes - s) + T / s is to be least: s = nodes / (1 + sqrt(R / T)).
+    """
     work = work_of(scene.workload, scene.cost)
-    share = scene.nodes * work.train_seconds / (work.train_seconds + work.rollout_seconds)
-    low, high = math.floor(share) - reach + 1, math.ceil(share) + reach - 1
-    return range(max(1, low), min(scene.nodes - 1, max(high, low + 1)) + 1)
+    over = work.rollout_seconds / work.train_seconds
+    return scene.nodes / (1 + (math.sqrt(over) if _waits(scene.mode) else over))
+
+
+def _waits(mode: Mode) -> bool:
+    """Whether one half of a fixed split waits for the other."""
+    return mode.policy == "disaggregated" and mode.max_staleness == 0
 
 
 def with_split(scene: Scene, split: int) -> Scene:
@@ -81,8 +92,30 @@ def best_split(
 ) -> tuple[int, Outcome, dict[int, float]]:
     """The number of training nodes with the highest throughput, its outcome, and the throughput of every one tried.
 
-    splits: None for those near the share of work; more or fewer are further from balance, whatever the mode.
+    splits: these and no others; None: climb from the balanced share, one node at a time, until it falls on both sides.
     """
-    outcomes = {split: run(with_split(scene, split)) for split in splits or candidate_splits(scene)}
-    best = max(outcomes, key=lambda split: outcomes[split].throughput)
+    outcomes: dict[int, Outcome] = {}
+
+    def throughput(split: int) -> float:
+        if split not in outcomes:
+            outcomes[split] = run(with_split(scene, split))
+        return outcomes[split].throughput
+
+    for split in _climb(balanced_share(scene), max(1, scene.nodes - 1), throughput) if splits is None else splits:
+        throughput(split)
+    best = max(outcomes, key=throughput)
     return best, outcomes[best], {split: outcome.throughput for split, outcome in outcomes.items()}
+
+
+def _climb(share: float, most: int, value: Callable[[int], float]) -> Iterable[int]:
+    """Splits from 1 to most: those around a share, then neighbours of the best one until it is better than both."""
+    low = min(max(1, math.floor(share)), most)
+    tried = {low, min(low + 1, most)}
+    yield from tried
+    while True:
+        best = max(tried, key=value)
+        beside = {split for split in (best - 1, best + 1) if 1 <= split <= most} - tried
+        if not beside:
+            return
+        tried |= beside
+        yield from beside

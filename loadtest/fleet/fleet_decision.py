@@ -1,8 +1,10 @@
 """What one scheduling decision costs at a size: the scheduler's pure code, fed with a run's events, without a bus.
 
-A decision is what a tick of the scheduler does between reading buckets and writing leases: look at all processes, ask the
-rhythm, ask the policy, compare with the leases that stand. Timed in CPU time of the thread, so that other load on the
-machine does not count. Memory is that of a process which holds nothing but the scheduler and its run.
+A decision answers an event: take it in, say all that is due after it (a step taken may open thousands of episodes), look at
+all processes, ask the policy, compare with the leases that stand. What the scheduler reads from and writes to a bus is not in
+it. Where several events come before one look, the one that took longest counts. A look that follows no event and changes
+nothing is none. Timed in CPU time of the thread, so that other load on the machine does not count. Memory is that of a process
+which holds nothing but the scheduler and its run.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import gc
 import itertools
 import os
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -30,13 +33,15 @@ from seamlessflow.contracts import (
     Service,
     StepsCommitted,
     StepTaken,
+    TaskSubmitted,
     TrainerStarted,
 )
+from services.scheduler.plan import Plan
 
 from .constants import MAX_STALENESS
 from .cost import cost_of
 from .simulator import RUN, Mode, Scene, config_of, node_name
-from .simulator_scheduler import VirtualScheduler, status_of
+from .simulator_scheduler import ENV, VirtualScheduler, status_of
 from .workloads import REASONING
 
 STEP_SECONDS = 300.0
@@ -47,12 +52,16 @@ WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """``milliseconds``: of each decision. ``megabytes``: of the whole process at the end."""
+    """``milliseconds``: of each decision; ``changing``: of those that opened episodes, said something else or changed a lease.
+
+    ``megabytes``: of the whole process at the end.
+    """
 
     nodes: int
     episodes: int
     """In flight."""
     milliseconds: list[float]
+    changing: list[float]
     megabytes: float
     megabytes_before: float
     """Before the run: the interpreter and what is imported."""
@@ -61,7 +70,16 @@ class Decisions:
 
     @property
     def p99(self) -> float:
-        return sorted(self.milliseconds)[min(len(self.milliseconds) - 1, int(0.99 * len(self.milliseconds)))]
+        return p99_of(self.milliseconds)
+
+    @property
+    def longest(self) -> float:
+        return max(self.milliseconds)
+
+
+def p99_of(values: Sequence[float]) -> float:
+    """The value that all but a hundredth stay below, of at least one."""
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
 def measured(nodes: int, episodes: int, steps: int, looks: int = LOOKS_A_STEP, policy: str = "auto") -> Decisions:
@@ -79,7 +97,8 @@ def _measure(nodes: int, episodes: int, steps: int, looks: int, policy: str) -> 
     world = _World(scene, looks)
     for _ in range(steps):
         world.step()
-    return Decisions(nodes, world.num_open, world.milliseconds, _resident_megabytes(), before, world.num_changes)
+    after = _resident_megabytes()
+    return Decisions(nodes, world.num_open, world.milliseconds, world.changing, after, before, world.num_changes)
 
 
 class _World:
@@ -88,6 +107,11 @@ class _World:
     def __init__(self, scene: Scene, looks: int = LOOKS_A_STEP) -> None:
         self._looks = looks
         self.milliseconds: list[float] = []
+        self.changing: list[float] = []
+        self._answers: list[float] = []
+        """Milliseconds of each event since the last look, with what was due after it."""
+        self._num_said = self._num_said_before = 0
+        """Events that the scheduler itself said, now and at the last look."""
         self.num_open = self.num_changes = 0
         self._scene, self._now = scene, 0.0
         self._opened: list[tuple[str, int, EpisodeOrigin]] = []
@@ -97,7 +121,9 @@ class _World:
         self._step = 0
         self._has_trainer = False
         self._numbers = itertools.count()
-        self.scheduler = VirtualScheduler(RUN, config_of(scene), opened=self._on_opened, leased=self._on_lease)
+        self.scheduler = VirtualScheduler(
+            RUN, config_of(scene), opened=self._on_opened, leased=self._on_lease, told=self._on_told
+        )
         for number in range(scene.nodes):
             name = node_name(number)
             self.scheduler.arrives(
@@ -140,26 +166,43 @@ class _World:
 
     def _submit(self) -> None:
         algorithm = self.scheduler.config.algorithm
-        wanted = algorithm.groups_per_step * (self._step + 1 + algorithm.max_staleness) + 1
-        tasks = [f"t{next(self._numbers)}" for _ in range(wanted if not self._step else algorithm.groups_per_step)]
-        self.scheduler.submit(tasks, self._now)
-        self.scheduler.advance(self._now)
+        size = algorithm.groups_per_step
+        first = size * (algorithm.max_staleness + 2) + 1  # a step's worth waits, so each step taken opens that at once
+        tasks = [f"t{next(self._numbers)}" for _ in range(size if self._step else first)]
+        for task in tasks:  # each is an event of its own
+            self._say(TaskSubmitted(run=RUN, task=task, env=ENV))
 
     def _say(self, event: object) -> None:
-        self.scheduler.take_in(event, self._now)  # type: ignore[arg-type]
+        """Time an event and what is due after it; it is part of the decision that the next look completes."""
+        self._num_said -= 1  # the scheduler is told this one, and did not say it
+        self._answers.append(_milliseconds(lambda: self.scheduler.take_in(event, self._now)))  # type: ignore[arg-type]
 
     def _look(self) -> None:
         """Time a decision, then let the nodes obey what it changed."""
         self._now += 1e-3
-        began = time.thread_time()
-        self.scheduler.advance(self._now)
-        plan = self.scheduler.plan(self._now)
-        self.milliseconds.append(1000 * (time.thread_time() - began))
+        plans: list[Plan] = []
+
+        def decide() -> None:
+            self.scheduler.advance(self._now)
+            plans.append(self.scheduler.plan(self._now))
+
+        spent = _milliseconds(decide) + max(self._answers, default=0.0)
+        plan = plans[0]
+        changes = bool(plan.changes) or self._num_said > self._num_said_before
+        if changes or self._answers:
+            self.milliseconds.append(spent)
+        if changes:
+            self.changing.append(spent)
+        self._answers.clear()
         self.num_changes += len(plan.changes)
         self.scheduler.write(plan, self._now)
+        self._num_said_before = self._num_said
         told, self._told = self._told, []
         for name, lease in told:
             self._obey(name, lease)
+
+    def _on_told(self, event: object) -> None:
+        self._num_said += 1
 
     def _on_lease(self, name: str, lease: Lease) -> None:
         self._told.append((name, lease))
@@ -181,3 +224,9 @@ class _World:
 def _resident_megabytes() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _milliseconds(work: Callable[[], None]) -> float:
+    began = time.thread_time()
+    work()
+    return 1000 * (time.thread_time() - began)

@@ -14,7 +14,10 @@ from loadtest.report import Figure
 
 from .timed_cell import Cell
 from .timed_figures import Figures
-from .timed_modes import OURS, SPLIT, SYNC
+from .timed_modes import AUTO, OURS, SPLIT, SYNC
+
+AT_START = f"{SPLIT} with the split that was best at the start"
+"""The opponent where the workload shifts: it does not know what comes."""
 
 
 @dataclass(frozen=True)
@@ -83,38 +86,42 @@ def figures_of_grid(results: Sequence[Result], *, strict: bool) -> dict[str, Fig
         mine = [each for each in results if each.cell.agentic is agentic]
         ours = _ours(mine, strict=strict)
         still = [each for each in ours if not each.cell.shifts]
-        figures |= _against(still, mine, SYNC, f"throughput_vs_sync_colocated{suffix}", 2.0)
+        figures |= _against(still, mine, SYNC, SYNC, f"throughput_vs_sync_colocated{suffix}", 2.0)
         goal = 1.05 if all(each.cell.nodes < 64 for each in mine) else 1.0
-        figures |= _against(still, mine, SPLIT, f"throughput_vs_best_split_stationary{suffix}", goal)
+        figures |= _against(
+            still, mine, SPLIT, f"{SPLIT} with its best split", f"throughput_vs_best_split_stationary{suffix}", goal
+        )
         shifting = [each for each in ours if each.cell.shifts]
-        figures |= _against(shifting, mine, SPLIT, f"throughput_vs_best_split_shifting{suffix}", 1.3)
+        figures |= _against(shifting, mine, SPLIT, AT_START, f"throughput_vs_best_split_shifting{suffix}", 1.3)
         if still:
             figures |= _shares(still, suffix)
         if mine:
             lost = [float(each.figures.lost_or_repeated) for each in mine]
             figures[f"lost_or_repeated_tokens{suffix}"] = Figure(
-                "tokens", "lower", [sum(lost)], "cells played", [len(lost)], 0.0
+                "tokens", "lower", [sum(lost)], "cells played, of every way", [len(lost)], 0.0
             )
     return figures
 
 
 def _ours(results: Sequence[Result], *, strict: bool) -> list[Result]:
-    """Cells of the one of our ways that is better over the whole grid."""
-    ways = {way: [each for each in results if each.way == way] for way in OURS}
-    if not strict:
-        return [each for cells in ways.values() for each in cells]
-    return max(ways.values(), key=lambda cells: (len(cells), fmean([c.figures.over_bound for c in cells]) if cells else 0.0))
+    """Cells of ``auto``: named beforehand, not the better of ours after the fact. Not strict: of any of our ways."""
+    return [each for each in results if each.way == AUTO or (not strict and each.way in OURS)]
 
 
-def _against(ours: Sequence[Result], all_: Sequence[Result], way: str, key: str, goal: float) -> dict[str, Figure]:
-    """Throughput over another way's, cell by cell. One run: the mean over the grid."""
+def _against(ours: Sequence[Result], all_: Sequence[Result], way: str, words: str, key: str, goal: float) -> dict[str, Figure]:
+    """Throughput over another way's, cell by cell. One run: the mean over the grid. words: what that way is."""
     theirs = {_place(each): each.throughput for each in all_ if each.way == way}
     pairs = [(each.throughput, theirs[_place(each)]) for each in ours if _place(each) in theirs]
     if not pairs:
         return {}
     mean = fmean(mine / other for mine, other in pairs)
-    words = f"{way}, {len(pairs)} cells; from {min(m / o for m, o in pairs):.3f} to {max(m / o for m, o in pairs):.3f}"
+    least, most = min(mine / other for mine, other in pairs), max(mine / other for mine, other in pairs)
+    words = f"{_names(ours)} over {words}, {len(pairs)} cells; from {least:.3f} to {most:.3f}"
     return {key: Figure("times", "higher", [mean], words, [1.0], goal)}
+
+
+def _names(results: Sequence[Result]) -> str:
+    return "/".join(sorted({each.way for each in results}))
 
 
 def _place(result: Result) -> tuple[float, bool, bool, int]:
@@ -126,11 +133,13 @@ def _shares(still: Sequence[Result], suffix: str) -> dict[str, Figure]:
     def runs(name: str) -> list[float]:
         return [float(getattr(each.figures, name)) for each in still]
 
-    way = "/".join(sorted({each.way for each in still}))
+    way = _names(still)
     return {
         f"busy_share{suffix}": Figure("", "higher", runs("least_busy"), f"{way}, all nodes", runs("busy"), 0.97),
         f"handover_share{suffix}": Figure("", "lower", runs("handover"), f"{way}, of node time", [1.0], 0.01),
-        f"throughput_vs_bound{suffix}": Figure("", "higher", runs("over_bound"), "bound of the cost model", [1.0], 0.95),
+        f"throughput_vs_bound{suffix}": Figure(
+            "", "higher", runs("over_bound"), f"{way}; bound of the cost model", [1.0], 0.95
+        ),
     }
 
 

@@ -124,7 +124,9 @@ class Outcome:
 
     @property
     def busy_share(self) -> float:
-        return 1.0 - self.mean(Doing.IDLE)
+        """Of all nodes' time, that in which they sample or train: as ``timed_figures.Figures.busy``, so neither hand-overs nor
+        the loading of weights."""
+        return self.mean(Doing.ROLLOUT) + self.mean(Doing.TRAIN)
 
     @property
     def handover_share(self) -> float:

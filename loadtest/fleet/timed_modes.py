@@ -1,7 +1,7 @@
 """Ways to share a fleet (``baselines``), as cells of the grid; and a cell as a scene of the simulator. Pure.
 
-A fixed split is searched for: every likely split is simulated for the very workload, and the best one is played. Of a workload
-that shifts it is the one that is best at the start.
+A fixed split, or the size of a gang that is lent, is searched for: by simulating the very workload, until one more and one less
+are worse; the best one is played. Of a workload that shifts it is the one that is best at the start.
 
 Over the same services a mode is a policy and a bound: what the simulator can do besides (load new weights only when nothing
 runs, take groups in the order of their admission) no timed run does, so ``one-step-off`` is better here than it is elsewhere.
@@ -19,7 +19,9 @@ from .simulator_account import Outcome
 from .timed_cell import Cell
 from .workloads import Workload
 
-OURS = ("multiplexed", "auto")
+AUTO = "auto"
+"""The one of our ways that figures are of: nobody has to choose anything for it."""
+OURS = ("multiplexed", AUTO)
 SYNC, SPLIT = "sync-colocated", "partial-rollout"
 SEARCH_STEPS, SEARCH_WARMUP = 12, 4
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.fleet.baselines import best_split, candidate_splits, modes
+from loadtest.fleet.baselines import balanced_share, best_split, idle_lending, modes
 from loadtest.fleet.cost import cost_of
 from loadtest.fleet.simulator import Change, Mode, Scene, config_of, node_name, simulate
 from loadtest.fleet.simulator_account import Doing, Outcome
 from loadtest.fleet.workloads import AGENTIC, REASONING, Lengths, Workload, shifting, with_ratio, work_of
+from seamlessflow.contracts import Lease, Role, Service
+from services.scheduler.policy.base import Demand, Node, Process
 
 SHORT = replace(REASONING, answers=Lengths(400, 0.8, 4_000), group_size=4)
 AGENTS = replace(AGENTIC, turns=Lengths(4, 0.5, 8), group_size=4)
@@ -123,13 +127,55 @@ def test_agents_find_their_cache_where_they_were() -> None:
     assert owned.cache_hits > 0.8 > shared.cache_hits
 
 
-def test_the_best_split_is_the_best_of_all_and_near_the_share_of_work() -> None:
-    """The search looks only at splits around the balance of work; those further off are worse."""
+def test_the_search_finds_the_best_split_of_all() -> None:
+    """It tries what is beside the best so far, until that is worse on both sides."""
     fixed = scene("partial rollout", ratio=1.0, steps=8)
-    split, outcome, tried = best_split(fixed, range(1, NODES))
+    split, outcome, tried = best_split(fixed)
+    best, _, everything = best_split(fixed, range(1, NODES))
 
-    assert outcome.throughput == max(tried.values()) == tried[split]
-    assert split in candidate_splits(fixed)
+    assert split == best and tried == {each: everything[each] for each in tried}
+    assert outcome.throughput == max(tried.values()) == max(everything.values())
+
+
+@given(st.integers(2, 200), st.integers(1, 200), st.sampled_from(["partial rollout", "sync disaggregated", "multiplexed"]))
+def test_the_search_climbs_to_a_peak_wherever_it_is(nodes: int, peak: int, name: str) -> None:
+    """However far from the balanced share."""
+    peak = min(peak, nodes - 1)
+    fixed = replace(scene(name), nodes=nodes)
+
+    def run(tried: Scene) -> Outcome:
+        return cast(Outcome, SimpleNamespace(throughput=-abs(tried.mode.train_nodes - peak)))
+
+    assert best_split(fixed, run=run)[0] == peak
+
+
+def test_the_search_for_a_synchronous_split_begins_where_both_halves_waits_are_least() -> None:
+    """Four times as much rollout: of nine nodes three train, not two."""
+    cost = with_ratio(cost_of(), REASONING, 1 / 4, 64)
+    fixed = Scene(9, REASONING, cost, modes(9, 1)["sync disaggregated"], 64)
+
+    assert balanced_share(fixed) == pytest.approx(3.0, abs=0.1)
+    assert balanced_share(replace(fixed, mode=modes(9, 1)["partial rollout"])) == pytest.approx(9 / 5, abs=0.1)
+
+
+@pytest.mark.parametrize(("ready", "role"), [(3, Role.ROLLOUT), (4, Role.TRAIN)])
+def test_idle_lending_lends_nothing_while_a_whole_batch_waits(ready: int, role: Role) -> None:
+    """Between two steps of which the second can begin at once."""
+    worker, trainer = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
+    processes = {worker: Process(frozenset({"rollout"})), trainer: Process(frozenset({"train"}))}
+    lease = Lease(run="r1", role=Role.TRAIN, epoch=4, trainer=True, since=0.0, reason="a batch is ready")
+    lead = Node("a", processes, lease, holding=frozenset({trainer}))
+    demand = Demand("r1", "lending", groups_ready=ready, groups_per_step=4, max_staleness=8)
+
+    assert [each.role for each in idle_lending([lead], demand, 1000.0)] == [role]
+
+
+def test_busy_is_rollout_and_training_alone() -> None:
+    """As in a timed run: hand-overs and the loading of weights are neither."""
+    outcome = simulate(scene("idle lending", split=2))
+    share = {"n0": {Doing.ROLLOUT: 0.5, Doing.TRAIN: 0.2, Doing.HANDOVER: 0.1, Doing.LOAD: 0.1, Doing.IDLE: 0.1}}
+
+    assert replace(outcome, share=share).busy_share == pytest.approx(0.7)
 
 
 def test_the_bound_is_what_work_and_speed_allow() -> None:

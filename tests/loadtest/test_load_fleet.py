@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,7 +40,15 @@ def test_decisions_are_timed_while_leases_change() -> None:
     assert found.episodes >= 500
     assert found.num_changes > 6
     assert len(found.milliseconds) >= 10
+    assert 0 < len(found.changing) < len(found.milliseconds)
     assert found.megabytes > found.megabytes_before
+
+
+def test_what_an_event_leads_to_is_part_of_its_decision() -> None:
+    """A step taken opens the episodes of a whole step: its decision is longer than those that open none."""
+    found = measured(nodes=4, episodes=4_000, steps=2, looks=5)
+
+    assert found.longest == max(found.changing) > 3 * median(found.milliseconds)
 
 
 def test_the_error_is_a_share_of_the_timed_throughput() -> None:
