@@ -134,7 +134,7 @@ def test_nobody_samples_during_a_colocated_step() -> None:
 async def begun(make_world: MakeWorld, **algorithm: object) -> World:
     """A run of one step of four groups that begins with two."""
     world = await make_world(**{"steps": 1, "groups_per_step": 4, "begin_share": 0.5, "max_staleness": 9, **algorithm})
-    await world.lease(Role.TRAIN)
+    await world.lease(Role.TRAIN, hand_back=True)
     return world
 
 
@@ -197,7 +197,7 @@ async def test_a_step_does_not_wait_for_ever(why: str, make_world: MakeWorld, mo
         if why != "nobody samples":
             await world.lease(Role.ROLLOUT)
         first = await world.hears(StepTaken)
-        await world.lease(Role.TRAIN)
+        await world.lease(Role.TRAIN, hand_back=True)
         await answered(world, *"cdef")
         second = await world.hears(StepTaken, count=2)
 
@@ -215,7 +215,7 @@ async def test_sigterm_gives_a_waiting_step_up(make_world: MakeWorld) -> None:
 
     assert await world.heard(StepTaken) == []
     assert await world.queued() == 6
-    await world.lease(Role.TRAIN)
+    await world.lease(Role.TRAIN, hand_back=True)
     async with world.trainer():
         await world.hears(TrainerStarted, count=2)
         await answered(world, "d")

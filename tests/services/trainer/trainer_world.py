@@ -129,10 +129,18 @@ class World:
         await self.speaker.say(RunStarted(run=RUN, document=self.document))
         return self
 
-    async def lease(self, role: Role, *, run: str | None = RUN, trainer: bool = True, gang: tuple[str, ...] = ()) -> int:
-        """What the scheduler would write; returns the epoch."""
+    async def lease(
+        self,
+        role: Role,
+        *,
+        run: str | None = RUN,
+        trainer: bool = True,
+        gang: tuple[str, ...] = (),
+        hand_back: bool = False,
+    ) -> int:
+        """What the scheduler would write; returns the epoch. ``hand_back``: others go on sampling."""
         self.epoch += 1
-        lease = Lease(run=run, role=role, epoch=self.epoch, trainer=trainer, gang=gang)
+        lease = Lease(run=run, role=role, epoch=self.epoch, trainer=trainer, gang=gang, hand_back=hand_back)
         await (await self.bus.kv(LEASES_BUCKET)).put(NODE, pack_record(lease))
         await self.bus.hint(HINT_POKE.format(node=NODE), b"")
         return self.epoch
