@@ -15,7 +15,6 @@ from seamlessflow.contracts import (
     EpisodeEnded,
     EpisodeStatus,
     Event,
-    GenerationClaimed,
     GenerationEnded,
     GenerationFinish,
     GenerationRequested,
@@ -23,6 +22,7 @@ from seamlessflow.contracts import (
     SamplesReady,
     SegmentSampled,
     StepTaken,
+    claim_of,
 )
 from seamlessflow.lanes import Kind, Lanes, LanesFold, shares_by_node, total
 from seamlessflow.ledger import Ledger
@@ -91,7 +91,7 @@ def figures_of(cell: Cell, events: Sequence[tuple[Event, float]], warmup_steps: 
     node_seconds = cell.scale.modelled_seconds(sum(each.present_seconds for each in by_node.values()))
     done = done_in(cell, events, (since, until), counted)
     everything = sum(event.metrics["trained_tokens"] for event, _ in taken) * cell.modelled_tokens_per_token
-    first = next(at for event, at in events if isinstance(event, GenerationClaimed))
+    first = next(at for event, at in events if claim_of(event) is not None)
     return Figures(
         throughput=done.tokens / seconds,
         over_bound=work_seconds(cell, events, (since, until), counted) / node_seconds * done.used,
@@ -145,11 +145,11 @@ def _moves(events: Iterable[Event]) -> Moves:
     for event in events:
         if isinstance(event, GenerationRequested):
             prompts[event.generation] = event.parent_tokens + len(event.suffix)
-        elif isinstance(event, GenerationClaimed):
-            if event.generation in claimed:
+        elif (claim := claim_of(event)) is not None:
+            if claim.generation in claimed:
                 count += 1
-                tokens += prompts.get(event.generation, 0) + event.start
-            claimed.add(event.generation)
+                tokens += prompts.get(claim.generation, 0) + claim.start
+            claimed.add(claim.generation)
     return Moves(count, tokens)
 
 

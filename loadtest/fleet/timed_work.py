@@ -18,6 +18,7 @@ from seamlessflow.contracts import (
     SamplesReady,
     SegmentSampled,
     StepTaken,
+    claim_of,
 )
 
 from .timed_cell import Cell
@@ -95,16 +96,16 @@ def work_seconds(cell: Cell, events: Iterable[tuple[Event, float]], window: Wind
     lengths: dict[str, int] = {}
     inside = 0.0
     for event, at in events:
-        if isinstance(event, GenerationRequested):
-            new = scale.modelled_tokens(len(event.suffix))
-            prompt = scale.modelled_tokens(event.parent_tokens) + new
-            generations[event.generation] = _Generation(event.episode, prompt, new)
-        elif isinstance(event, GenerationClaimed) and (known := generations.get(event.generation)) is not None:
+        if (claim := claim_of(event)) is not None and (known := generations.get(claim.generation)) is not None:
             if known.since is None:
                 seconds = cost.prefill_seconds(known.new)
                 inside += seconds * (window[0] <= at < window[1])
                 of_episode[known.episode] = of_episode.get(known.episode, 0.0) + seconds
             known.since = at
+        if isinstance(event, GenerationRequested):
+            new = scale.modelled_tokens(len(event.suffix))
+            prompt = scale.modelled_tokens(event.parent_tokens) + new
+            generations[event.generation] = _Generation(event.episode, prompt, new)
         elif isinstance(event, SegmentSampled) and (known := generations.get(event.generation)) is not None:
             tokens = scale.modelled_tokens(len(event.token_ids))
             seconds = work.decode_seconds(known.prompt + known.done, tokens)

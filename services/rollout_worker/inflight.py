@@ -4,7 +4,8 @@
                                                         ├──▶ EndNow      nothing to sample (any more), its end was never said
                                                         └──▶ Continue    claim, sample the remaining budget, end, acknowledge
 
-The end is said with the last segment, or on its own where nothing is left unsaid. Claim, segments and end are appended to one
+The end is said with the last segment, or on its own where nothing is left unsaid; the first segment is the claim as well where
+its tokens were there at once. Claim, segments and end are appended to one
 subject, each with the sequence of the one before it as expected last. So a refused append after our claim means one thing
 only: somebody claimed later, we were presumed dead, and the work is no longer ours (no ack, no nak, no term). The bus tells
 a lost acknowledgement apart by itself. A refused *claim* means that the History was old: fold again, decide again.
@@ -184,9 +185,13 @@ class Unsaid:
 
 
 def segment_of(
-    request: GenerationRequested, nonce: str, stretch: Stretch, finish: GenerationFinish | None = None
+    request: GenerationRequested,
+    nonce: str,
+    stretch: Stretch,
+    finish: GenerationFinish | None = None,
+    worker: str | None = None,
 ) -> SegmentSampled:
-    """A stretch as the event that makes it count. ``finish``: of the last one."""
+    """A stretch as the event that makes it count. ``finish``: of the last one. ``worker``: of one that is the claim, too."""
     return SegmentSampled(
         run=request.run,
         episode=request.episode,
@@ -198,4 +203,5 @@ def segment_of(
         logprobs=Float32s(stretch.logprobs),
         weights_version=stretch.weights_version,
         finish=finish,
+        worker=worker,
     )

@@ -3,19 +3,25 @@
     engine ──put──▶ Unsaid ──writer task──▶ claim, segment, … , last segment and end     each append waits for the one before
 
 The engine's side never waits. While an append travels, tokens gather and go out together with the next one. An end is a
-message of its own only where all tokens are said when it comes: a short generation is two messages, claim and segment.
+message of its own only where all tokens are said when it comes, and so is a claim only where nothing was sampled at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
-from seamlessflow.contracts import GenerationClaimed, GenerationEnded, GenerationFinish, GenerationRequested
+from seamlessflow.contracts import Event, GenerationFinish, GenerationRequested
 from seamlessflow.runtime import Speaker
 
+from .chain import Chain
 from .engines.base import Chunk
-from .inflight import History, Pace, Stretch, Unsaid, segment_of
+from .inflight import History, Pace, Stretch, Unsaid
+
+CLAIM_SECONDS = 0.002
+"""How long a claim waits for a first segment that can stand for it. Who takes the generation over meanwhile is not harmed by
+it, since nothing was said yet."""
 
 
 class SegmentWriter:
@@ -35,14 +41,11 @@ class SegmentWriter:
         pace: Pace,
         on_failure: Callable[[], None],
     ) -> None:
-        self.claimed = False
-        """Whether our claim is stored: a refusal after that means that somebody claimed later."""
         self.num_said = 0
         """Tokens stored under this claim."""
-        self._speaker, self._request, self._worker, self._nonce = speaker, request, worker, nonce
-        self._start = len(history.token_ids)
-        self._last_seq = history.last_seq
-        self._unsaid = Unsaid(self._start, pace)
+        self._speaker = speaker
+        self._chain = Chain(request, history, worker=worker, nonce=nonce)
+        self._unsaid = Unsaid(len(history.token_ids), pace)
         self._on_failure = on_failure
         self._clock = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
@@ -52,6 +55,11 @@ class SegmentWriter:
         self._is_end_said = False
         self._task = asyncio.create_task(self._write())
         self._task.add_done_callback(self._on_done)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether something of ours is stored: a refusal after that means that somebody claimed later."""
+        return self._chain.claimed
 
     @property
     def failed(self) -> bool:
@@ -89,13 +97,24 @@ class SegmentWriter:
         self._task.cancel()
 
     async def _write(self) -> None:
-        await self._append_claim()
+        if not await self._has_segment_at_once():
+            await self._append(self._chain.claim())
         while await self._something_due():
             # One at a time: what was sampled during an append waits its own time again.
             if (stretch := self._unsaid.take()) is not None:
                 await self._append_segment(stretch, self._end if self._unsaid.is_empty else None)
         if self._end is not None and not self._is_end_said:
-            await self._append_end(self._end)
+            await self._append(self._chain.end(self._end, self._unsaid.num_tokens_ever))
+
+    async def _has_segment_at_once(self) -> bool:
+        """Whether tokens that wait for nothing more come within CLAIM_SECONDS."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLAIM_SECONDS):
+                while self._unsaid.is_empty and not (self._closing or self._flushes):
+                    self._wake.clear()
+                    await self._wake.wait()
+        left = self._unsaid.seconds_left(self._clock())
+        return left == 0.0 or (left is not None and (self._end is not None or self._closing or bool(self._flushes)))
 
     async def _something_due(self) -> bool:
         """Wait until something should be said. False: closing, and everything is said."""
@@ -119,38 +138,14 @@ class SegmentWriter:
             said.set()
         self._flushes.clear()
 
-    async def _append_claim(self) -> None:
-        request = self._request
-        claim = GenerationClaimed(
-            run=request.run,
-            episode=request.episode,
-            generation=request.generation,
-            shard=request.shard,
-            worker=self._worker,
-            nonce=self._nonce,
-            start=self._start,
-        )
-        self._last_seq = await self._speaker.append(claim, self._last_seq)
-        self.claimed = True
-
     async def _append_segment(self, stretch: Stretch, end: GenerationFinish | None) -> None:
         """``end``: nothing comes after it."""
-        self._last_seq = await self._speaker.append(segment_of(self._request, self._nonce, stretch, end), self._last_seq)
+        await self._append(self._chain.segment(stretch, end))
         self.num_said += len(stretch.token_ids)
         self._is_end_said = end is not None
 
-    async def _append_end(self, finish: GenerationFinish) -> None:
-        request = self._request
-        end = GenerationEnded(
-            run=request.run,
-            episode=request.episode,
-            generation=request.generation,
-            shard=request.shard,
-            nonce=self._nonce,
-            finish=finish,
-            num_tokens=self._unsaid.num_tokens_ever,
-        )
-        await self._speaker.append(end, self._last_seq)
+    async def _append(self, event: Event) -> None:
+        self._chain.stored(await self._speaker.append(event, self._chain.last_seq))
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

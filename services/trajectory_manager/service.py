@@ -127,7 +127,7 @@ class RunMember:
         handler: Callable[[Event], Awaitable[list[Event]]] = self.on_event
         # Kept by the subscription alone: held here as well, it would be a cycle, which is settled and never collected.
         table: HandlerTable = dict.fromkeys((CallRequested, SegmentSampled, GenerationEnded, EpisodeEnded), handler)
-        return await self._inbox.consume(queue, part, table, credit=CREDIT, serial=True)
+        return await self._inbox.consume(queue, part, table, credit=CREDIT, serial=True, on_return=self.on_return)
 
     async def say_again(self, events: list[Event]) -> None:
         """What a manager that died may not have said; else who waits for it waits until its deliveries come again."""
@@ -136,6 +136,11 @@ class RunMember:
                 await asyncio.gather(*(self._speaker.say(event) for event in events[at : at + CREDIT]))
         except SeamlessFlowError as wrong:
             log.warning("answers.delayed", reason=str(wrong))
+
+    async def on_return(self, event: Event) -> None:
+        """An end whose delivery was lost: tokens behind it may be known already. The journal knows which stood before it."""
+        if isinstance(event, EpisodeEnded) and not self._manager.has_ended(event.episode):
+            await refold_episode(self._context.bus, self._speaker, event, self._manager)
 
     async def on_event(self, event: Event) -> list[Event]:
         """What an event leads to. Where older events are missing here, the episode's journal is read again first."""

@@ -115,11 +115,13 @@ class Tree:
         return self._num_tokens[call]
 
     def children(self) -> dict[str | None, list[str]]:
-        """For each turn, and for None, the turns that go on from it, oldest first (from None: the roots)."""
-        found: dict[str | None, list[str]] = {None: []}
-        for turn in self:
-            found[turn.call] = []
-            found[turn.parent].append(turn.call)
+        """For each turn, and for None, the turns that go on from it, oldest first (from None: the roots).
+
+        By the ids of their calls, which sort by when they were asked: the order in which tokens were delivered does not count.
+        """
+        found: dict[str | None, list[str]] = {None: [], **{call: [] for call in self._turns}}
+        for call in sorted(self._turns):
+            found[self._turns[call].parent].append(call)
         return found
 
     def path(self, call: str) -> list[Turn]:

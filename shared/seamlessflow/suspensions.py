@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from .contracts import EpisodeStarted, Event, GenerationClaimed, StepTaken, TrainerStarted, WeightsLoaded
+from .contracts import EpisodeStarted, Event, GenerationClaimed, SegmentSampled, StepTaken, TrainerStarted, WeightsLoaded
 
 MIN_SECONDS = 2.0
 """No command is ended and started again faster."""
@@ -54,7 +54,7 @@ def _who(event: Event) -> str | None:
     match event:
         case EpisodeStarted():
             return f"runner {event.runner}"
-        case GenerationClaimed() | WeightsLoaded():
+        case GenerationClaimed() | SegmentSampled(worker=str()) | WeightsLoaded():
             return f"worker {event.worker}"
         case TrainerStarted() | StepTaken():
             return f"trainer {event.line}"

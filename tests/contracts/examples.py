@@ -181,6 +181,7 @@ EXAMPLES: tuple[Event, ...] = (
         logprobs=Float32s([-0.5, -0.25]),
         weights_version=3,
         finish=GenerationFinish.STOP,
+        worker="host-42",
     ),
     GenerationEnded(run=R, episode=E, generation=C, shard=1, nonce="n1", finish=GenerationFinish.STOP, num_tokens=6),
     SamplesReady(

@@ -70,10 +70,10 @@ def claimed(generation, worker, episode="e"):
     return GenerationClaimed(run="r", episode=episode, generation=generation, shard=0, worker=worker, nonce=worker, start=0)
 
 
-def segment(generation, episode="e", *, finish=None):
+def segment(generation, episode="e", *, finish=None, worker=None):
     return SegmentSampled(
         run="r", episode=episode, generation=generation, shard=0, nonce="n", start=0, token_ids=[1], logprobs=[-1.0],
-        weights_version=0, finish=finish,
+        weights_version=0, finish=finish, worker=worker,
     )  # fmt: skip
 
 

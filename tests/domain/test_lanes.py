@@ -173,6 +173,13 @@ def test_a_worker_whose_generations_others_claim_was_dead():
     assert drawn(slow, "n").endswith("rollout 4-6, rollout-waiting 6-12")
 
 
+def test_a_first_segment_claims_as_a_claim_does():
+    """Its generation is in the engine of the worker it names until its end."""
+    lanes = lanes_of(*SAMPLING[:-1], (5, segment("g", worker="w")), (7, segment("g", finish="stop")), (9, ended()))
+
+    assert drawn(lanes, "n").endswith("rollout-waiting 4-5, rollout 5-7, rollout-waiting 7-9")
+
+
 def test_what_a_silent_worker_does_is_unknown():
     """It has a generation; nobody else is there to go on with it."""
     quiet = [(6 + second, published(second, second)) for second in range(20)]

@@ -26,6 +26,7 @@ from seamlessflow.run_config import parse_run_config
 from seamlessflow.run_view import RunView
 from seamlessflow.summary import phase_seconds, summarize
 from seamlessflow.suspensions import MIN_SECONDS, Lives, seconds_within
+from tests.domain.lanes_builders import segment
 
 CONFIG = parse_run_config(
     {"model": {"name": "m"}, "agents": [{"env": "a", "entrypoint": "m:f"}], "algorithm": {"steps": 9, "groups_per_step": 1}}
@@ -52,6 +53,15 @@ def suspensions(*timed):
 def test_a_silence_that_nobody_lived_through_is_a_suspension():
     """Everybody after it is new."""
     assert suspensions((0, "R1"), (1, "W1"), (9, "R2"), (10, "W2"), (11, "R2")) == [(1.0, 9.0)]
+
+
+def test_a_segment_that_claims_says_who_is_there():
+    """As a claim does; other segments do not."""
+    lives = Lives()
+    for time, worker in ((0.0, "old"), (9.0, "new"), (10.0, None), (90.0, "new")):
+        lives.add(segment("g", worker=worker), time)
+
+    assert lives.suspensions() == [(0.0, 9.0)]
 
 
 def test_a_silence_in_which_everybody_waits_is_none():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -93,7 +94,7 @@ class CallDesk:
         return CallRequested(
             run=opened.run,
             episode=opened.episode,
-            call=f"c{secrets.token_hex(12)}",
+            call=_new_id(),
             shard=opened.shard,
             bucket=opened.bucket,
             origin=opened.origin,
@@ -125,6 +126,7 @@ class CallDesk:
         finally:
             self._answers.forget(waiter)
         session.memory.answered(answer)
+        session.sampled_tokens += 0 if answer.usage is None else answer.usage.completion_tokens
         return answer
 
     async def _say(self, event: CallRequested | CallAbandoned) -> int:
@@ -141,6 +143,11 @@ class CallDesk:
 def call_seed(episode_seed: int, number: int) -> int:
     """Seed of an episode's ``number``-th call: different for each, the same in a repetition."""
     return int.from_bytes(hashlib.sha256(f"{episode_seed}:{number}".encode()).digest()[:8]) >> (64 - _SEED_BITS)
+
+
+def _new_id() -> str:
+    """Unguessable, and sorts by when it was made."""
+    return f"c{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
 
 
 def _noted(digests: Digests, contents: dict[str, dict[str, Any]], content: dict[str, Any]) -> str:

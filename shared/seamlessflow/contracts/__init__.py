@@ -26,7 +26,15 @@ from .fleet import (
     RunState,
     WeightsHead,
 )
-from .generations import GenerationClaimed, GenerationEnded, GenerationFinish, GenerationRequested, SegmentSampled
+from .generations import (
+    Claim,
+    GenerationClaimed,
+    GenerationEnded,
+    GenerationFinish,
+    GenerationRequested,
+    SegmentSampled,
+    claim_of,
+)
 from .runs import (
     DeadLetter,
     EvaluationEnded,
@@ -57,12 +65,12 @@ from .training import (
 
 __all__ = [
     "AnswerDelta", "AnswerTokens", "BatchReady", "CallAbandoned", "CallAnswered", "CallError", "CallRequested",
-    "DeadLetter", "DropReason", "EpisodeEnded", "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted",
+    "Claim", "DeadLetter", "DropReason", "EpisodeEnded", "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted",
     "EpisodeStatus", "EpisodeTokens", "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded",
     "GenerationFinish", "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Hardware", "Int32s",
     "Lease", "MaskReason", "NodeOrder", "NodeStatus", "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken",
     "RunEnded", "RunPhase", "RunRequested", "RunStarted", "RunState", "RunStopRequested", "Sample", "SamplesReady",
     "Sampling", "SegmentSampled", "Service", "StepTaken", "StepsCommitted", "Tag", "TaskSubmitted", "TasksEnded",
     "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage", "WeightsHead", "WeightsLoaded", "WeightsPublished",
-    "is_final", "partition",
+    "claim_of", "is_final", "partition",
 ]  # fmt: skip

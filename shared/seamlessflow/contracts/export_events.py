@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import groupby
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -112,6 +113,10 @@ def _default(info: FieldInfo) -> str:
 def _type_name(kind: Any) -> str:
     if kind in (Int32s, Float32s) or (isinstance(kind, type) and not get_args(kind)):
         return str(kind.__name__) if kind is not type(None) else "None"
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(_type_name(part) for part in get_args(kind))
+    if get_origin(kind) is Annotated:
+        return _type_name(get_args(kind)[0])
     return str(kind).replace("typing.", "").replace("seamlessflow.contracts.", "").split("Annotated[")[0] or str(kind)
 
 

@@ -1,11 +1,12 @@
 """Generations: units of work for an engine. The id of a generation is the id of its call.
 
 All that is said about one generation is appended to one subject with its expected last sequence: claim, segments, end.
-That order is the fence, see docs/lifecycles.md.
+That order is the fence, see docs/lifecycles.md. What is sampled at once needs no claim: its first segment names the worker.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from .arrays import Float32s, Int32s
@@ -80,6 +81,8 @@ class SegmentSampled(Event):
     weights_version: int
     finish: GenerationFinish | None = None
     """Set: nothing more will be sampled; this segment is the last, and no GenerationEnded follows."""
+    worker: Token | None = None
+    """Set on a first segment that was there before its claim was said: it is the claim as well, and none was."""
 
 
 class GenerationEnded(Event):
@@ -91,3 +94,21 @@ class GenerationEnded(Event):
     nonce: Token
     finish: GenerationFinish
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who took a generation over, behind which token."""
+
+    generation: str
+    worker: str
+    start: int
+
+
+def claim_of(event: Event) -> Claim | None:
+    """What an event claims: a GenerationClaimed, or a segment that came before one."""
+    match event:
+        case GenerationClaimed() | SegmentSampled(worker=str()):
+            assert event.worker is not None
+            return Claim(event.generation, event.worker, event.start)
+    return None

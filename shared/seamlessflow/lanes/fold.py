@@ -23,6 +23,7 @@ from ..contracts import (
     TrainingEnded,
     WeightsLoaded,
     WeightsPublished,
+    claim_of,
 )
 from ..suspensions import Lives
 from .cutting import covered, cut
@@ -72,6 +73,8 @@ class LanesFold:
             case GenerationClaimed():
                 self._sampling.claimed((event.episode, event.generation), event.worker, time)
             case SegmentSampled():
+                if (claim := claim_of(event)) is not None:
+                    self._sampling.claimed((event.episode, event.generation), claim.worker, time)
                 self._sampling.said((event.episode, event.generation), time, is_end=event.finish is not None)
             case GenerationEnded():
                 self._sampling.said((event.episode, event.generation), time, is_end=True)

@@ -25,6 +25,7 @@ from .speaker import Speaker
 log = structlog.get_logger()
 
 HandlerTable = Mapping[type[Event], Callable[[Any], Awaitable[Iterable[Event]]]]
+OnReturn = Callable[[Event], Awaitable[None]]
 MAX_ATTEMPTS = 5
 """Attempts at a message that fails for an unknown reason, before it is dead-lettered."""
 RETRY_SECONDS = 1.0
@@ -40,26 +41,43 @@ class Inbox:
         self._pings: asyncio.Task[None] | None = None
 
     async def consume(
-        self, stream: str, consumer: str, table: HandlerTable, *, credit: int, serial: bool = False
+        self,
+        stream: str,
+        consumer: str,
+        table: HandlerTable,
+        *,
+        credit: int,
+        serial: bool = False,
+        on_return: OnReturn | None = None,
     ) -> Subscription:
-        """Handle a consumer's messages by a table until the returned subscription is left."""
+        """Handle a consumer's messages by a table until the returned subscription is left.
+
+        on_return: called before the handler with an event that was delivered before: younger ones may have overtaken it.
+        """
         turn = asyncio.Lock() if serial else None
 
         async def on_delivery(delivery: Delivery) -> None:
-            await self._handle(delivery, table, turn, stream)
+            await self._handle(delivery, table, turn, stream, on_return)
 
         return await self._bus.consume(stream, consumer, on_delivery, credit=credit)
 
-    async def _handle(self, delivery: Delivery, table: HandlerTable, turn: asyncio.Lock | None, stream: str) -> None:
+    async def _handle(
+        self,
+        delivery: Delivery,
+        table: HandlerTable,
+        turn: asyncio.Lock | None,
+        stream: str,
+        on_return: OnReturn | None,
+    ) -> None:
         self._held.add(delivery)
         if self._pings is None or self._pings.done():
             self._pings = asyncio.create_task(self._keep_alive())
         try:
             if turn is None:
-                said = await self._judge(delivery, table)
+                said = await self._judge(delivery, table, on_return)
             else:
                 async with turn:  # FIFO: the order of delivery
-                    said = await self._judge(delivery, table)
+                    said = await self._judge(delivery, table, on_return)
             await self._speaker.say_all(said)
             await delivery.ack()
             self._failures.pop((stream, delivery.seq), None)
@@ -86,8 +104,10 @@ class Inbox:
             before = set(self._held)
             await asyncio.sleep(PROGRESS_SECONDS)
 
-    async def _judge(self, delivery: Delivery, table: HandlerTable) -> list[Event]:
+    async def _judge(self, delivery: Delivery, table: HandlerTable, on_return: OnReturn | None) -> list[Event]:
         event = await self.open(delivery)
+        if on_return is not None and delivery.num_delivered > 1:
+            await on_return(event)
         handler = table.get(type(event))
         said = [] if handler is None else list(await handler(event))
         count("events_handled", type(event).__name__)

@@ -5,6 +5,7 @@ import asyncio
 from seamlessflow.bus.base import Message
 from seamlessflow.contracts import (
     CallRequested,
+    Claim,
     DeadLetter,
     Float32s,
     GenerationClaimed,
@@ -12,24 +13,40 @@ from seamlessflow.contracts import (
     GenerationFinish,
     Int32s,
     SegmentSampled,
+    claim_of,
 )
 from services.rollout_worker.engines.base import Chunk, Finish
 from tests.contracts.examples import EXAMPLES
 from tests.services.rollout_worker.rollout_world import NODE, RUN, STOP_ID, World
 
 
-async def test_a_short_answer_costs_two_messages(world: World):
-    """Claim, and one segment that carries the end: then it is acknowledged and gone from the queue."""
+async def test_an_answer_that_is_there_at_once_costs_one_message(world: World):
+    """A segment that is claim and end as well: then it is acknowledged and gone from the queue."""
     await world.ready(by_itself=True, stops_at=3 + 5)
 
     await world.ask(prompt=(1, 2, 3), max_tokens=16)
     await world.until_acked()
 
-    (claim,), (segment,) = await world.said(GenerationClaimed), await world.said(SegmentSampled)
+    (segment,) = await world.said(SegmentSampled)
     assert list(segment.token_ids) == [1003, 1004, 1005, 1006, 1007, STOP_ID]
     assert segment.finish is GenerationFinish.STOP and await world.said(GenerationEnded) == []
-    assert claim.nonce == segment.nonce and claim.worker == f"i-{NODE}" and claim.start == 0
+    assert await world.said(GenerationClaimed) == [] and claim_of(segment) == Claim(segment.generation, f"i-{NODE}", 0)
     assert segment.weights_version == 0
+
+
+async def test_a_short_answer_costs_two_messages(world: World):
+    """A claim while nothing is sampled yet, and one segment that carries the end."""
+    worker = await world.ready(stops_at=3 + 5)
+    await world.ask(prompt=(1, 2, 3), max_tokens=16)
+    await world.until_said(GenerationClaimed)
+
+    worker.engine.step(6)
+    await world.until_acked()
+
+    (claim,), (segment,) = await world.said(GenerationClaimed), await world.said(SegmentSampled)
+    assert claim_of(claim) == Claim(segment.generation, f"i-{NODE}", 0)
+    assert (segment.nonce, segment.worker, segment.finish) == (claim.nonce, None, GenerationFinish.STOP)
+    assert claim_of(segment) is None and await world.said(GenerationEnded) == []
 
 
 async def test_tokens_are_said_while_sampling_goes_on(world: World):
@@ -55,7 +72,7 @@ async def test_a_dead_workers_generation_goes_on_with_the_remaining_budget(world
     await world.publish_weights(0)
     first = world.worker("n1")
     await world.lease(node="n1")
-    await world.ask(max_tokens=10)
+    generation = (await world.ask(max_tokens=10)).generation
     await world.until(lambda: first.engine.requests)
     first.engine.step(4)
     await world.until_tokens(4)
@@ -68,7 +85,8 @@ async def test_a_dead_workers_generation_goes_on_with_the_remaining_budget(world
 
     assert await world.tokens() == [1003 + n for n in range(10)]
     assert second.engine.budgets == [6]
-    assert [(claim.worker, claim.start) for claim in await world.said(GenerationClaimed)] == [("i-n1", 0), ("i-n2", 4)]
+    assert [(claim.worker, claim.start) for claim in await world.said(GenerationClaimed)] == [("i-n1", 0)]
+    assert [claim_of(each) for each in await world.said(SegmentSampled)][1:] == [Claim(generation, "i-n2", 4)]
 
 
 async def test_a_zombies_append_is_refused_and_dropped_in_silence(world: World, monkeypatch):

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from seamlessflow.bus.base import Delivery, Handler, Subscription
+from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.contracts import CallAnswered, GenerationEnded, GenerationFinish, GenerationRequested, SamplesReady
 from tests.domain.trajectory_builders import ids_of, user
 from tests.services.trajectory_manager.test_trajectory_service import no_difference
@@ -84,3 +86,31 @@ async def test_raw_prompts_go_on_from_each_other(world: World, restarts: bool):
     assert len(sample.spans) == 2
     await world.queue_is_empty()
     assert await no_difference(world) == 5
+
+
+class LosesFirstEnd(MemoryBus):
+    """The first delivery of an episode's end is lost with its connection; it comes again."""
+
+    has_lost = False
+
+    async def consume(self, stream: str, consumer: str, handler: Handler, **options: Any) -> Subscription:
+        async def on_delivery(delivery: Delivery) -> None:
+            if delivery.subject.endswith(".ended") and not self.has_lost:
+                self.has_lost = True
+            else:
+                await handler(delivery)
+
+        return await super().consume(stream, consumer, on_delivery, **options)
+
+
+async def test_tokens_behind_an_end_whose_delivery_was_lost_are_not_trained(world: World):
+    """They are delivered before it comes again; its place in the journal counts."""
+    bus = LosesFirstEnd(world.server)
+    await world.start_manager(bus)
+    await world.turn([user("p")], "first")
+    request = await asks(world, [user("q")])
+    await world.speaker.say(world.agent.ends(num_calls=2))
+    await samples(world, request, "second", GenerationFinish.STOP, cuts=[2])
+    ready = await world.found(SamplesReady)
+    assert bus.has_lost
+    assert (ready.num_sampled, len(ready.samples)) == (6, 1)
