@@ -20,6 +20,7 @@ from ..external import ExternalEpisode
 from .access import Access
 from .episode_bodies import parse_ask, parse_report
 from .errors import bad_request
+from .refusals import body_of
 
 RETRY_SECONDS = 1
 URL_SETTING = "SEAMLESSFLOW_GATEWAY_URL"
@@ -39,7 +40,7 @@ class EpisodeRoutes:
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
         self._access.check_may_open(request.headers)
-        ask = parse_ask(await request.read())
+        ask = parse_ask(await body_of(request))
         root = self._root(request)  # before there is an episode that it could be wrong for
 
         def is_there() -> bool:
@@ -73,7 +74,7 @@ class EpisodeRoutes:
 
     async def _end(self, request: web.Request) -> web.Response:
         name = self._named(request)
-        raw = await request.read()
+        raw = await body_of(request)
         live = self._desk.live(name)
         report = parse_report(raw, None if live is None else live.agent)
         return web.json_response(_end_shown(await self._desk.report(self._named(request), report)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -17,9 +19,13 @@ log = structlog.get_logger()
 
 MAX_BODY_BYTES = 16 << 20
 """Far more than any context holds, and so few that nobody else waits long while one is read."""
+BODY_SECONDS = 60.0
+"""How long a body may take to come: one that dribbles in holds a connection and its memory."""
+IDLE_SECONDS = 600.0
+"""How long a connection may stay without a request, or with one whose head is not complete."""
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
-_UNREAD = ("body_too_large", "unreadable_body")
+_UNREAD = ("body_too_large", "unreadable_body", "body_too_slow")
 _POSTS = (*(dialect.path for dialect in DIALECTS), COUNT_TOKENS, "/episodes")
 _ROUTES = ", ".join([*(f"POST {path}" for path in _POSTS), "GET /v1/models"])
 
@@ -45,6 +51,16 @@ async def in_their_form(request: web.Request, handler: Handler) -> web.StreamRes
     if error.code in _UNREAD:
         response.force_close()  # the rest of the body stands in the way of another request
     return response
+
+
+async def body_of(request: web.Request) -> bytes:
+    """The whole body. Raises ApiError 408 where it does not come within BODY_SECONDS."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        what = f"the body did not come within {BODY_SECONDS:g} seconds; send it in one go"
+        raise ApiError(408, what, code="body_too_slow") from None
 
 
 def dialect_of(request: web.Request) -> Dialect:

@@ -18,7 +18,7 @@ from .dialect import Dialect
 from .errors import episode_over
 from .messages import estimated_tokens, parse_messages
 from .notes import Notes
-from .refusals import COUNT_TOKENS, DIALECTS, MAX_BODY_BYTES, dialect_of, in_their_form
+from .refusals import COUNT_TOKENS, DIALECTS, IDLE_SECONDS, MAX_BODY_BYTES, body_of, dialect_of, in_their_form
 from .sessions import Session, Sessions
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class Gateway:
         app.router.add_route("HEAD", EPISODE_PREFIX, _alive)
         if self._episodes is not None:
             self._episodes.register(app.router)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=IDLE_SECONDS
+        )
         await self._runner.setup()
         shown_host = f"[{host}]" if ":" in host else host
         site = web.TCPSite(self._runner, host, port, backlog=1024)
@@ -78,7 +80,7 @@ class Gateway:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         dialect, session = dialect_of(request), self._session(request)
-        raw = await request.read()
+        raw = await body_of(request)
         if session.is_over:
             raise episode_over()
         asked = session.memory.completed(dialect.parse(raw))
@@ -101,7 +103,7 @@ class Gateway:
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         self._session(request)
-        return web.json_response({"input_tokens": estimated_tokens(parse_messages(await request.read()))})
+        return web.json_response({"input_tokens": estimated_tokens(parse_messages(await body_of(request)))})
 
     async def _list_models(self, request: web.Request) -> web.Response:
         return web.json_response(models.listed(self._session(request).model))

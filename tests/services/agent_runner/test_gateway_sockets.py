@@ -108,6 +108,18 @@ async def test_slow_clients_are_in_nobodys_way(gateway: Any) -> None:
     await assert_goes_on(gateway)
 
 
+async def test_a_body_that_dribbles_in_is_refused(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while, and its connection ends; nothing was asked."""
+    monkeypatch.setattr("services.agent_runner.gateway.refusals.BODY_SECONDS", 0.3)
+    whole = post(gateway, Connection="keep-alive")
+    began = len(whole) - 10
+
+    answer = await exchange(gateway, whole[:began], *(whole[at : at + 1] for at in range(began, len(whole) - 1)), seconds=0.1)
+
+    assert statuses(answer) == [408] and b"body_too_slow" in answer
+    assert gateway.manager.calls == []
+
+
 @pytest.mark.parametrize("path", VALID)
 async def test_half_a_body_asks_nothing(gateway: Any, path: str) -> None:
     """Cut anywhere; the connection's end is not the body's."""
