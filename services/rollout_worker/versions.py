@@ -1,4 +1,7 @@
-"""Weights on this machine: fetched whole or not at all, the last two kept.
+"""Weights on this machine: complete or not there at all, the last two kept.
+
+A version is made of the newest one here and the changes since, or fetched in full, whichever is fewer bytes
+(seamlessflow.weights.routes).
 
 Calls block; the follower makes them in a thread, while sampling goes on.
 """
@@ -13,13 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from seamlessflow.blobs import Store
 from seamlessflow.contracts import WeightsHead
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
+from seamlessflow.weights.fetching import Held, fetch_version
 
 if TYPE_CHECKING:
     from seamlessflow.text.tokenizer import ChatTokenizer
+
+log = structlog.get_logger()
 
 KEPT_VERSIONS = 2
 
@@ -47,19 +55,36 @@ class LocalVersions:
             raise Unavailable(f"store {self._store.url}: cannot look for the model of run {self._run}: {wrong}") from wrong
 
     def fetch(self, head: WeightsHead) -> Fetched:
-        """Bring a version here. Raises FileNotFoundError or Unavailable; nothing half-fetched gets its name."""
+        """Bring a version here; the first one may be older than the head, where that one is damaged.
+
+        Raises FileNotFoundError, Unavailable or BadInput; nothing half-fetched gets its name.
+        """
         began = time.monotonic()
-        folder = self._root / f"{head.weights_version:08d}"
         self._root.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=self._root))
         try:
-            fetch_folder(self._store, head.path, scratch)
+            held = self._newest_before(head.weights_version)
+            obtained = fetch_version(
+                self._store, head.path, head.weights_version, scratch, held=held, older_will_do=held is None
+            )
+            folder = self._root / f"{obtained.weights_version:08d}"
             shutil.rmtree(folder, ignore_errors=True)
             scratch.replace(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        self._forget_old(head.weights_version)
-        return Fetched(head.weights_version, folder, time.monotonic() - began)
+        self._forget_old(obtained.weights_version)
+        fetched = Fetched(obtained.weights_version, folder, time.monotonic() - began)
+        log.info(
+            "weights.fetched",
+            run=self._run,
+            weights_version=fetched.weights_version,
+            start=obtained.route.start,
+            is_held=obtained.route.is_held,
+            num_deltas=len(obtained.route.deltas),
+            num_bytes=obtained.route.num_bytes,
+            fetch_seconds=fetched.fetch_seconds,
+        )
+        return fetched
 
     def add_model(self, fetched: Fetched) -> Path:
         """Config and tokenizer beside the weights: a folder an engine can start from."""
@@ -82,9 +107,16 @@ class LocalVersions:
         """Remove what an earlier life left."""
         shutil.rmtree(self._root, ignore_errors=True)
 
+    def _newest_before(self, weights_version: int) -> Held | None:
+        """What changes may start from. None: nothing is here yet."""
+        here = [version for version in self._here() if version < weights_version]
+        return Held(here[-1], self._root / f"{here[-1]:08d}" / WEIGHTS_FILE) if here else None
+
+    def _here(self) -> list[int]:
+        return sorted(int(each.name) for each in self._root.iterdir() if each.name.isdigit())
+
     def _forget_old(self, newest: int) -> None:
-        versions = sorted(int(each.name) for each in self._root.iterdir() if each.name.isdigit())
-        for version in [each for each in versions if each <= newest][:-KEPT_VERSIONS]:
+        for version in [each for each in self._here() if each <= newest][:-KEPT_VERSIONS]:
             shutil.rmtree(self._root / f"{version:08d}", ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from seamlessflow.ages import VersionSteps
-from seamlessflow.contracts import GroupDropped, GroupTrained, TrainerStarted, WeightsPublished
+from seamlessflow.contracts import GroupDropped, GroupTrained, WeightsPublished
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
 from seamlessflow.models import resolve_model
@@ -25,6 +25,7 @@ from .building import BuildLearner, StepLearner
 from .checkpoints import CheckpointStore
 from .commits import say_committed
 from .config import TrainerSettings
+from .living import begin_line
 from .loading import model_files, served_dtype
 from .publishing import WeightsPublisher
 from .threads import in_thread, patiently
@@ -57,14 +58,14 @@ async def join_run(
     step = await _restore(context, run, learner, checkpoints)
     steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
     dtype = served_dtype(folder, config.model.dtype)
-    publisher = WeightsPublisher(context.bus, context.store, context.speaker, run, steps, dtype)
+    publisher = WeightsPublisher(
+        context.bus, context.store, context.speaker, run, steps, dtype, full_every=config.weights.full_every
+    )
     await publisher.join()
     await patiently("model.publish", _publish_model, context, run, folder, config)
     published = await publisher.publish(learner.weights(), step=step, epoch=epoch)
-    earlier = await context.speaker.last(TrainerStarted, run)
-    line = 1 if earlier is None else earlier.line + 1
     closed = await _closed(context, run)
-    await context.speaker.say(TrainerStarted(run=run, line=line, step=step, weights_version=published.weights_version))
+    line = await begin_line(context, run, step=step, weights_version=published.weights_version)
     log.info("training.joined", line=line, step=step, weights_version=published.weights_version)
     return Joined(learner, publisher, checkpoints, steps, line, step, closed)
 

@@ -22,17 +22,19 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
-from seamlessflow.errors import Refused, SequenceMismatch
+from seamlessflow.errors import Refused, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Speaker
-from seamlessflow.weights import WEIGHTS_FILE, publish_folder, remove_folder, weights_path
+from seamlessflow.weights import publish_folder, remove_folder, weights_path
+from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
 
-from .tensorfiles import safetensors_chunks
-from .threads import patiently
+from .threads import in_thread, patiently
+from .versioning import VersionFiles, VersionMaker
 
 log = structlog.get_logger()
 
 KEEP_VERSIONS = 4
-"""Versions that stay in the store. A worker that finds a version gone reads the head again and takes a newer one."""
+"""Versions that stay in the store, with all that they build on. A worker that finds a version gone reads the head again and
+takes a newer one."""
 
 
 async def read_head(bus: Bus, run: str) -> WeightsHead | None:
@@ -42,11 +44,21 @@ async def read_head(bus: Bus, run: str) -> WeightsHead | None:
 
 
 class WeightsPublisher:
-    """Publishes one run's weights. ``steps`` learns every version published."""
+    """Publishes one run's weights. ``steps`` learns every version published. full_every: see ``weights.full_every``."""
 
-    def __init__(self, bus: Bus, store: Store, speaker: Speaker, run: str, steps: VersionSteps, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        speaker: Speaker,
+        run: str,
+        steps: VersionSteps,
+        dtype: torch.dtype,
+        *,
+        full_every: int,
+    ) -> None:
         self._bus, self._store, self._speaker, self._run = bus, store, speaker, run
-        self._steps, self._dtype = steps, dtype
+        self._steps, self._maker = steps, VersionMaker(dtype, full_every)
         self._revision: int | None = None
         self.weights_version = -1
         """The newest published; -1: none."""
@@ -65,7 +77,8 @@ class WeightsPublisher:
         """Make the weights the head, under a new number. Raises Refused when another trainer publishes for this run."""
         started, version = time.monotonic(), self.weights_version + 1
         path = weights_path(self._run, version)
-        num_bytes = await patiently("weights.publish", self._write, path, weights, {"weights_version": version, "step": step})
+        files = await in_thread(self._maker.make, weights, version=version, step=step, newest=self.weights_version)
+        num_bytes = await patiently("weights.publish", self._write, path, files)
         published = WeightsPublished(
             run=self._run,
             weights_version=version,
@@ -79,13 +92,13 @@ class WeightsPublisher:
         self._steps.publish(version, step)
         await self._move_head(WeightsHead(weights_version=version, step=step, path=path, epoch=epoch))
         self.weights_version = version
+        self._maker.published(version)
         await self._bus.hint(HINT_WEIGHTS.format(run=self._run), b"")
         return published
 
-    def _write(self, path: str, weights: Mapping[str, Tensor], facts: dict[str, int]) -> int:
-        chunks = safetensors_chunks(weights, dtype=self._dtype)
-        dtype = str(self._dtype).removeprefix("torch.")
-        return publish_folder(self._store, path, {WEIGHTS_FILE: chunks}, {**facts, "dtype": dtype})
+    def _write(self, path: str, files: VersionFiles) -> int:
+        # All versions up to the next full one build on a delta: small as it is, it is read once to see that it arrived.
+        return publish_folder(self._store, path, files.contents(), files.facts, read_back=(DELTA_FILE,))
 
     async def _move_head(self, head: WeightsHead) -> None:
         bucket, value = await self._bus.kv(WEIGHTS_BUCKET), pack_record(head)
@@ -101,8 +114,21 @@ class WeightsPublisher:
             self._revision = entry.revision  # only our acknowledgement was lost
 
     def collect(self) -> None:
-        """Remove all but the newest versions. Blocks."""
+        """Remove all but the newest versions and what their deltas build on. Blocks."""
         folder = weights_path(self._run, 0).rsplit("/", 1)[0]
-        for name in self._store.folders(folder):
-            if name.isdigit() and int(name) <= self.weights_version - KEEP_VERSIONS:
-                remove_folder(self._store, f"{folder}/{name}")
+        there = sorted(int(name) for name in self._store.folders(folder) if name.isdigit())
+        oldest = self._full_before(self.weights_version - KEEP_VERSIONS + 1, there)
+        for version in there:
+            if version < oldest:
+                remove_folder(self._store, weights_path(self._run, version))
+
+    def _full_before(self, version: int, there: list[int]) -> int:
+        """The nearest full version up to this one; this one where none is complete."""
+        for candidate in reversed([each for each in there if each <= version]):
+            try:
+                manifest = read_manifest(self._store, weights_path(self._run, candidate), candidate)
+            except (FileNotFoundError, Unavailable):
+                continue  # its writer died; whoever builds on an earlier one finds that
+            if manifest.full is not None:
+                return candidate
+        return version

@@ -21,14 +21,20 @@ ALIGNMENT = 8
 def safetensors_chunks(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Iterator[bytes | memoryview]:
     """The file's bytes. ``dtype``: floating tensors are cast to it on the way. The tensors may live on any device."""
     # Wider elements first keeps every tensor aligned to its own size.
-    items = sorted(((name, t, _kept_dtype(t, dtype)) for name, t in tensors.items()), key=lambda i: (-i[2].itemsize, i[0]))
+    items = sorted(((name, t, kept_dtype(t, dtype)) for name, t in tensors.items()), key=lambda i: (-i[2].itemsize, i[0]))
     yield _header([(name, kept, tensor.shape) for name, tensor, kept in items])
     for _, tensor, kept in items:
         flat = tensor.detach().to(device="cpu", dtype=kept).contiguous().reshape(-1)
         yield flat.view(torch.uint8).numpy().data
 
 
-def _kept_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def dtype_name(dtype: torch.dtype) -> str:
+    """As safetensors names it."""
+    return _NAMES[dtype]
+
+
+def kept_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """``dtype`` for floating tensors, their own for all others."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
 
 

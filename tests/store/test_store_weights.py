@@ -69,6 +69,18 @@ def test_a_writer_that_dies_anywhere_leaves_no_version(store_url, tmp_path, writ
     fetch_folder(Store(store_url), PATH, tmp_path / "here")
 
 
+def test_a_file_that_is_not_read_as_it_was_written_gets_no_manifest(store_url):
+    """A store that acknowledges and keeps something else: asked to look, the writer notices, and there is no version."""
+
+    class Lying(Store):
+        def read(self, path: str) -> bytes:
+            return super().read(path)[:-1]
+
+    with pytest.raises(Unavailable, match="not read as it was written"):
+        publish_folder(Lying(store_url), PATH, FILES, {}, read_back=("config.json",))
+    assert not Store(store_url).exists(f"{PATH}/{MANIFEST}")
+
+
 def truncated(store: Store) -> None:
     store.write(f"{PATH}/model.safetensors", FILES["model.safetensors"][:-1])
 

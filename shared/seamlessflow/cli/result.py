@@ -15,6 +15,7 @@ from ..errors import SeamlessFlowError
 from ..ledger import Ledger
 from ..report import headline, write_report
 from ..run_config import RunConfig
+from ..run_view import RunView
 from ..summary import summarize
 from ..task_sources import Questions
 from ..weights import fetch_folder, model_path
@@ -46,7 +47,7 @@ async def finish(
     view, found, notes = follower.view, follower.ledger.ledger(), []
     summary = write_summary(run, config, questions, follower, folder)
     try:
-        model_dir = await asyncio.to_thread(_export_model, client.store, run, view.weights_path, folder)
+        model_dir = await asyncio.to_thread(_export_model, client.store, run, view, folder)
         summary = write_summary(run, config, questions, follower, folder, model_dir)
     except (SeamlessFlowError, OSError) as wrong:
         notes.append(f"the weights were not copied here: {wrong}")
@@ -60,13 +61,15 @@ async def finish(
     return 0 if found.balanced and view.ended is not None and view.ended.reason in GOOD_ENDS else 1
 
 
-def _export_model(store: Store, run: str, weights_path: str, folder: Folder) -> str:
+def _export_model(store: Store, run: str, view: RunView, folder: Folder) -> str:
     """Config, tokenizer and newest weights side by side: a folder for ``from_pretrained``. Empty when nothing was published."""
-    if not weights_path:
+    from ..weights.fetching import fetch_version  # numpy: not for every command
+
+    if view.weights_version is None:
         return ""
     target = folder.path / "model"
     fetch_folder(store, model_path(run), target)
-    fetch_folder(store, weights_path, target)
+    fetch_version(store, view.weights_path, view.weights_version, target)
     return str(target)
 
 

@@ -1,7 +1,8 @@
-"""Weights in the object store: safetensors first, manifest last; a version without a manifest does not exist.
+"""Folders in the object store: files first, manifest last; a folder without a manifest does not exist.
 
 ``{store}/{run}/model/``                the model's config and tokenizer, written once by the trainer
-``{store}/{run}/weights/{version:08d}`` ``model.safetensors``, then ``manifest.json`` with a digest for each file
+``{store}/{run}/weights/{version:08d}`` ``model.safetensors``, ``delta.safetensors`` or both, then ``manifest.json`` with a
+                                        digest for each file (manifests.py)
 
 The newest complete version is the head in the WEIGHTS bucket, moved by compare-and-set only.
 """
@@ -10,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from .blobs import Store
-from .errors import Unavailable
+from ..blobs import Store
+from ..errors import Unavailable
 
 MANIFEST = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -31,17 +32,24 @@ def model_path(run: str) -> str:
 
 
 def publish_folder(
-    store: Store, path: str, files: Mapping[str, bytes | Iterable[bytes | memoryview]], facts: Mapping[str, object]
+    store: Store,
+    path: str,
+    files: Mapping[str, bytes | Iterable[bytes | memoryview]],
+    facts: Mapping[str, object],
+    *,
+    read_back: Collection[str] = (),
 ) -> int:
     """Write files, then the manifest that makes them exist; returns bytes written. Raises Unavailable.
 
     A file is bytes, or pieces of bytes that are hashed and written as they come: nothing is held whole in memory.
-    facts: JSON values for the manifest.
+    facts: JSON values for the manifest. read_back: files that must be read as they were written before there is a manifest.
     """
     listed: dict[str, dict[str, object]] = {}
     total = 0
     for name, content in files.items():
         num_bytes, digest = store.write_chunks(f"{path}/{name}", [content] if isinstance(content, bytes) else content)
+        if name in read_back and hashlib.sha256(store.read(f"{path}/{name}")).hexdigest() != digest:
+            raise Unavailable(f"{path}/{name} is not read as it was written; no manifest was written")
         listed[name] = {"sha256": digest, "bytes": num_bytes}
         total += num_bytes
     store.write(f"{path}/{MANIFEST}", json.dumps({**facts, "files": listed}, indent=1).encode())

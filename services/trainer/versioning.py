@@ -1,0 +1,118 @@
+"""From live weights to the files of a version: all tensors, what changed since the version before, or both.
+
+    weights ─▶ host copy in the served dtype ─▶ delta against the copy of the version before ─▶ files, digests
+                                      └── kept for the next one, once this one is the head
+
+A delta needs the version before in this process and in the store. So a line of training begins with a full version, and
+so does whatever comes after a version that was not published to its end. Where changes take nearly as many bytes as the
+weights (float32: every value changes), the version is full and has no delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seamlessflow.weights import WEIGHTS_FILE
+from seamlessflow.weights.delta import encode, parse
+from seamlessflow.weights.fetching import tensor_digests
+from seamlessflow.weights.manifests import DELTA_FILE, version_facts
+from seamlessflow.weights.tensorfile import Bits
+
+from .tensorfiles import dtype_name, kept_dtype, safetensors_chunks
+
+WORTHWHILE_SHARE = 0.5
+"""A delta above this share of the weights' bytes is not written: a reader would do more work to save less than half."""
+
+SAMPLE_VALUES = 4096
+"""Of each tensor, to guess from: enough to tell a twentieth from a half, and soon done."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFiles:
+    """What ``publish_folder`` writes, as often as it has to. Reads ``weights``: they must stay as they are until then."""
+
+    facts: Mapping[str, object]
+    weights: Mapping[str, Tensor] | None
+    """None: no full file."""
+    dtype: torch.dtype
+    delta: bytes | None
+
+    def contents(self) -> dict[str, bytes | Iterable[bytes | memoryview]]:
+        """The files by name; the full one is made while it is read."""
+        files: dict[str, bytes | Iterable[bytes | memoryview]] = {}
+        if self.weights is not None:
+            files[WEIGHTS_FILE] = safetensors_chunks(self.weights, dtype=self.dtype)
+        if self.delta is not None:
+            files[DELTA_FILE] = self.delta
+        return files
+
+
+class VersionMaker:
+    """Makes one version after the other. With ``full_every`` above 1 it keeps a copy of the last one in host memory, and
+    has two while it makes the next."""
+
+    def __init__(self, dtype: torch.dtype, full_every: int) -> None:
+        self._dtype, self._full_every = dtype, full_every
+        self._last: dict[str, Tensor] = {}
+        self._last_version: int | None = None
+        """The version ``_last`` holds, once it is published; None: nothing to build on."""
+        self._since_full = 0
+
+    def make(self, weights: Mapping[str, Tensor], *, version: int, step: int, newest: int) -> VersionFiles:
+        """The files of ``version``. newest: the version that is the head now. Blocks."""
+        if self._full_every == 1:
+            return VersionFiles(self._facts(version, step, None, None), weights, self._dtype, None)
+        copies = host_copies(weights, self._dtype)
+        bits = {name: bits_of(tensor) for name, tensor in copies.items()}
+        base = newest if self._last_version == newest else None
+        delta = None if base is None else self._delta(bits)
+        is_full = delta is None or self._since_full + 1 >= self._full_every
+        self._last, self._last_version = copies, None
+        self._since_full = 0 if is_full else self._since_full + 1
+        facts = self._facts(version, step, base if delta is not None else None, tensor_digests(bits))
+        return VersionFiles(facts, copies if is_full else None, self._dtype, delta)
+
+    def published(self, version: int) -> None:
+        """What was made last is the head now: the next version may build on it."""
+        self._last_version = version
+
+    def _delta(self, bits: Mapping[str, Bits]) -> bytes | None:
+        """None: not worth it, which the first values of each tensor tell before all of them are looked at."""
+        before = {name: bits_of(tensor) for name, tensor in self._last.items()}
+        sample = parse(encode(_sample(before), _sample(bits)))
+        if len(sample.data) > WORTHWHILE_SHARE * _num_bytes(_sample(bits)):
+            return None
+        delta = encode(before, bits)
+        return delta if len(delta) <= WORTHWHILE_SHARE * _num_bytes(bits) else None
+
+    def _facts(self, version: int, step: int, base: int | None, tensors: Mapping[str, str] | None) -> dict[str, object]:
+        dtype = str(self._dtype).removeprefix("torch.")
+        return version_facts(weights_version=version, step=step, dtype=dtype, base=base, tensors=tensors)
+
+
+def _sample(bits: Mapping[str, Bits]) -> dict[str, Bits]:
+    taken = {name: (each.dtype, each.words[:SAMPLE_VALUES]) for name, each in bits.items()}
+    return {name: Bits(dtype, (len(words),), words) for name, (dtype, words) in taken.items()}
+
+
+def _num_bytes(bits: Mapping[str, Bits]) -> int:
+    return sum(each.words.nbytes for each in bits.values())
+
+
+def host_copies(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors as they are served, in host memory, never the live ones."""
+    return {
+        name: tensor.detach().to(device="cpu", dtype=kept_dtype(tensor, dtype), copy=True).contiguous()
+        for name, tensor in weights.items()
+    }
+
+
+def bits_of(tensor: Tensor) -> Bits:
+    """The bit patterns of a contiguous tensor in host memory, not a copy."""
+    octets = tensor.reshape(-1).view(torch.uint8).numpy()
+    return Bits(dtype_name(tensor.dtype), tuple(tensor.shape), octets.view(np.dtype(f"u{tensor.element_size()}")))

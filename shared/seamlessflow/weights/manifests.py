@@ -1,0 +1,82 @@
+"""What a version says about itself, in the file that makes it exist.
+
+    {"weights_version", "step", "dtype",
+     "base": the version its delta starts from, or null,
+     "tensors": {NAME: sha256 of the tensor's bytes},
+     "files": {"model.safetensors": {"sha256", "bytes"},    a full version has it
+               "delta.safetensors": {"sha256", "bytes"}}}   a version with a base has it
+
+A full version with a base has both: who follows takes the small file, who comes late the large one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..blobs import Store
+from ..errors import Unavailable
+from .folders import MANIFEST, WEIGHTS_FILE
+
+DELTA_FILE = "delta.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a version, as its writer saw it."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionManifest:
+    """A complete version in the store."""
+
+    weights_version: int
+    files: Mapping[str, StoredFile]
+    base: int | None = None
+    """None: there is no delta."""
+    tensors: Mapping[str, str] | None = None
+    """sha256 of each tensor. None: its writer gave none, and it can only be had in full."""
+
+    @property
+    def full(self) -> StoredFile | None:
+        """The file with all tensors; None: there are only changes."""
+        return self.files.get(WEIGHTS_FILE)
+
+    @property
+    def delta(self) -> StoredFile | None:
+        """The file with the changes since ``base``; None where they could not be checked."""
+        return None if self.base is None or self.tensors is None else self.files.get(DELTA_FILE)
+
+
+def version_facts(
+    *, weights_version: int, step: int, dtype: str, base: int | None, tensors: Mapping[str, str] | None
+) -> dict[str, object]:
+    """The manifest of a version but for its files, for ``publish_folder``."""
+    facts: dict[str, object] = {"weights_version": weights_version, "step": step, "dtype": dtype, "base": base}
+    return facts if tensors is None else {**facts, "tensors": dict(tensors)}
+
+
+def read_manifest(store: Store, path: str, weights_version: int) -> VersionManifest:
+    """The manifest in a version's folder. Raises FileNotFoundError where there is none; Unavailable for one that makes no
+    sense, or that is another version's."""
+    content = store.read(f"{path}/{MANIFEST}")
+    try:
+        return _parse(content, weights_version)
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+        raise Unavailable(f"{path}/{MANIFEST} is not the manifest of a version: {wrong!r}; nothing was loaded") from wrong
+
+
+def _parse(content: bytes, weights_version: int) -> VersionManifest:
+    document = json.loads(content)
+    named, base, tensors = document.get("weights_version", weights_version), document.get("base"), document.get("tensors")
+    if named != weights_version:
+        raise ValueError(f"it names version {named}, and lies in the folder of {weights_version}")
+    if base is not None and not (isinstance(base, int) and 0 <= base < weights_version):
+        raise ValueError(f"its base is {base}; a base is an earlier version")
+    files = {name: StoredFile(int(file["bytes"]), str(file["sha256"])) for name, file in document["files"].items()}
+    digests = None if tensors is None else {str(name): str(digest) for name, digest in tensors.items()}
+    return VersionManifest(weights_version, files, base, digests)

@@ -1,0 +1,102 @@
+"""Safetensors files as bit patterns, without a framework: 8 bytes of header length, a JSON header, the tensors' bytes.
+
+numpy has no bfloat16; unsigned integers of a value's width hold its bits, and comparing those is what bit-exact means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BadInput
+from .steps import Words
+
+WORD_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
+}  # fmt: skip
+"""Bytes of a value, by the name that safetensors gives a dtype."""
+_EXPONENTS = {"F64": 0x7FF << 52, "F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
+"""All bits of the exponent: set in infinities and NaN, and nowhere else."""
+LOOK_VALUES = 1 << 18
+"""Values looked at in one go: they and what is computed from them fit into a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """A tensor's bit patterns. words: [number of values], in the order of the tensor's memory."""
+
+    dtype: str
+    """As safetensors names it."""
+    shape: tuple[int, ...]
+    words: Words
+
+
+def map_tensors(path: Path, *, writable: bool = False) -> dict[str, Bits]:
+    """The tensors of a file, mapped rather than read; writable: changes go into the file. Raises BadInput."""
+    try:
+        content = np.memmap(path, dtype=np.uint8, mode="r+" if writable else "r")
+    except (OSError, ValueError) as wrong:
+        raise BadInput(f"{path.name} cannot be read as safetensors: {wrong}; nothing was loaded") from wrong
+    return parse_tensors(content, path.name)[0]
+
+
+def parse_tensors(content: NDArray[np.uint8], whose: str) -> tuple[dict[str, Bits], Mapping[str, str]]:
+    """The tensors of a file's bytes, without a copy, and its metadata. Raises BadInput, naming ``whose`` bytes they are."""
+    try:
+        begin = 8 + int.from_bytes(content[:8].tobytes(), "little")
+        if begin > len(content):
+            raise ValueError(f"a header up to byte {begin} in a file of {len(content)}")
+        header: dict[str, Any] = json.loads(content[8:begin].tobytes())
+        metadata = header.pop("__metadata__", {})
+        tensors = {name: _tensor(content[begin:], **described) for name, described in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as wrong:
+        raise BadInput(f"{whose} is not safetensors: {wrong!r}; nothing was loaded") from wrong
+    return tensors, metadata
+
+
+def _tensor(content: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: list[int]) -> Bits:
+    begin, end = data_offsets
+    width = WORD_BYTES[dtype]
+    taken = content[begin:end]
+    if not 0 <= begin <= end or len(taken) != end - begin or len(taken) != width * prod(shape):
+        raise ValueError(f"a tensor of {dtype} {shape} at bytes {begin}..{end} of {len(content)}")
+    return Bits(dtype, tuple(shape), taken.view(np.dtype(f"u{width}")))
+
+
+def check_finite(tensors: Mapping[str, Bits], whose: str) -> None:
+    """Raises BadInput, naming the tensor, when a value is NaN or infinite: no engine may see it."""
+    for name, tensor in tensors.items():
+        exponent = _EXPONENTS.get(tensor.dtype)
+        if exponent is None:
+            continue
+        mask = tensor.words.dtype.type(exponent)
+        for begin in range(0, len(tensor.words), LOOK_VALUES):
+            if bool(((tensor.words[begin : begin + LOOK_VALUES] & mask) == mask).any()):
+                raise BadInput(f"{whose}: tensor {name} has values that are NaN or infinite; nothing of it is loaded")
+
+
+def check_same_layout(old: Mapping[str, Bits], new: Mapping[str, Bits], whose: str) -> None:
+    """Raises BadInput, naming what differs, unless both have the same tensors of the same dtypes and shapes."""
+    if missing := sorted(old.keys() - new.keys()):
+        raise BadInput(f"{whose}: tensors {_some(missing)} of its base are missing; it is not used")
+    if extra := sorted(new.keys() - old.keys()):
+        raise BadInput(f"{whose}: tensors {_some(extra)} are not in its base; it is not used")
+    for name, was in old.items():
+        now = new[name]
+        if (was.dtype, was.shape) != (now.dtype, now.shape):
+            raise BadInput(
+                f"{whose}: tensor {name} is {now.dtype} {list(now.shape)}, in its base {was.dtype} {list(was.shape)}; "
+                "it is not used"
+            )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
