@@ -104,7 +104,8 @@ class Episode(ABC):
         finally:
             undelivered = self._around.sessions.close(session)
         seconds = time.monotonic() - began
-        await self._say(ended(opened, verdict, reward, len(session.calls), undelivered, seconds))
+        sampled_tokens = session.sampled_tokens
+        await self._say(ended(opened, verdict, reward, len(session.calls), undelivered, seconds, sampled_tokens))
         log.info(
             "episode.ended", run=opened.run, episode=opened.episode, status=verdict.status.value, reward=reward,
             reason=verdict.reason[:500], num_calls=len(session.calls), wall_seconds=round(seconds, 3),
@@ -167,6 +168,7 @@ def ended(
     num_calls: int = 0,
     undelivered: tuple[str, ...] = (),
     wall_seconds: float = 0.0,
+    sampled_tokens: int | None = None,
 ) -> EpisodeEnded:
     """The fact that an attempt is over."""
     return EpisodeEnded(
@@ -180,4 +182,5 @@ def ended(
         num_calls=num_calls,
         undelivered=undelivered,
         wall_seconds=wall_seconds,
+        sampled_tokens=sampled_tokens,
     )

@@ -22,7 +22,7 @@ from .config import WorkerSettings
 from .engines.base import Engine, EngineError
 from .first_weights import first_weights
 from .inflight import Pace
-from .pulls import Pulls, parts_of
+from .pulls import Pulls, late_parts, parts_of
 from .sampling import Sampler
 from .texts import Texts
 from .update_steps import DEADLINE_SECONDS, Step
@@ -89,7 +89,8 @@ class Tenure:
     async def pull(self, lease: Lease) -> None:
         """Pull generations of the lease's tags: of its affinity buckets first of all nodes, of the others as a backup."""
         assert self._pulls is not None
-        await self._pulls.open(parts_of(lease, self.config.work_tags, self.config.fleet.buckets))
+        run = self.config.work_tags, self.config.fleet.buckets
+        await self._pulls.open(parts_of(lease, *run), late_parts(lease, *run))
 
     def stop_pulling(self) -> None:
         if self._pulls is not None:

@@ -16,6 +16,6 @@ waits for   leadership (one scheduler leads by a lease, the others wait) · node
 
 pure        names, rounds, steps, losses, progress, measures, demand, rhythm (one run) · policy/, fleet, pulse, doubles,
             wants, allocation, shards, plan (nodes)
-adapters    leadership, lease_book, lookout (buckets) · conductor (one run's journal and queue) · clearing (queues of
-            ended runs) · service (wires them, and the tick)
+adapters    leadership, lease_book, lookout (buckets) · conductor (one run's journal and queue) · voice (says what is
+            due, in slices) · clearing (queues of ended runs) · service (wires them, and the tick)
 """

@@ -1,13 +1,13 @@
 """One run: its journal folded, its queue heard, and what ``rhythm.decide`` wants said, said.
 
-The event is applied first and the consequences are said then; should saying fail, the next event or tick says the rest.
-A decision that the journal knew before (somebody else led meanwhile, or we died after saying it) means that this picture
-is behind: the journal is folded again.
+An event is only taken in; what follows from it is said by the run's ``Voice`` after the next tick, in slices, so that thousands
+of openings keep no event and no lease waiting. Should saying fail, the next tick says the rest. A decision that the journal
+knew before (somebody else led meanwhile, or we died after saying it) means that this picture is behind: the journal is folded
+again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,21 +16,27 @@ import structlog
 
 from seamlessflow.bus.base import Subscription
 from seamlessflow.contracts import (
+    BatchReady,
     EpisodeOpened,
     Event,
     GroupAdmitted,
+    RoleReleased,
+    RoleTaken,
     RunStopRequested,
     SamplesReady,
     Service,
+    StepTaken,
     TaskSubmitted,
+    TrainerStarted,
+    TrainingEnded,
     TrainingEndRequested,
 )
 from seamlessflow.contracts.addresses import message_id_of, subject_filter
 from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
-from seamlessflow.errors import BadInput, MalformedMessage, SeamlessFlowError
+from seamlessflow.errors import BadInput, MalformedMessage
 from seamlessflow.run_config import RunConfig
-from seamlessflow.runtime import Context
+from seamlessflow.runtime import Context, Settling
 
 from .demand import demand_of
 from .measures import MEASURED, Measures
@@ -38,11 +44,16 @@ from .names import episode_id
 from .policy import Demand
 from .progress import FOLDED, Progress
 from .rhythm import Observation, decide, is_full
+from .voice import Turn, Voice
 
 log = structlog.get_logger()
 
 CREDIT = 64
 HEARD = tuple(dict.fromkeys((*FOLDED, *MEASURED)))
+MOVING = (BatchReady, StepTaken, RoleTaken, RoleReleased, TrainerStarted, TrainingEnded)
+"""Events after which roles may change: leases first, then whatever else is due."""
+SLICE = 32
+"""Most that is said before everything is looked at anew; less where somebody waits for the turn."""
 
 
 class Conductor:
@@ -54,7 +65,10 @@ class Conductor:
         self.measures = Measures(run, config)
         self.seen = Observation()
         self._context, self._wake = context, wake
-        self._turn = asyncio.Lock()
+        self._turn, self._settling = Turn(), Settling()
+        self._voice: Voice | None = None
+        self._opening = ""
+        """The episode of which we say that it is opened; its echo may come before the server's answer."""
         self._insisted: set[str] = set()
         self._sampled: set[str] = set()
         self._subscription: Subscription | None = None
@@ -72,18 +86,22 @@ class Conductor:
             await self._context.bus.ensure_consumer(consumer)
 
     async def join(self) -> None:
-        """Fold the journal, go on where it stops, and hear what comes."""
+        """Fold the journal and hear what comes; the first tick goes on where the journal stops."""
         await self.fold()
-        await self.tick(self.seen)
         table = dict.fromkeys(HEARD, self._on_event)
         queue, name = queue_stream(Service.SCHEDULER, self.run), consumer_name(Service.SCHEDULER)
         self._subscription = await self._context.inbox.consume(queue, name, table, credit=CREDIT, serial=True)
+        self._voice = Voice(self.run, self._turn, self._say_slice, self._wake)
 
     async def leave(self) -> None:
-        """Hear nothing more. Idempotent."""
+        """Hear and say nothing more, and forget the run: whoever still refers to us keeps no picture of it. Idempotent."""
+        if self._voice is not None:
+            voice, self._voice = self._voice, None
+            await voice.end()
         if self._subscription is not None:
             await self._subscription.leave()
             self._subscription = None
+        self.progress, self.measures = Progress(self.run, self.config), Measures(self.run, self.config)
 
     async def fold(self) -> None:
         """Rebuild the picture from the journal, and from CTL whether a stop was asked for."""
@@ -97,6 +115,7 @@ class Conductor:
                 continue  # the queue brings it too, and that one is dead-lettered
             progress.apply(event, record.time)
             measures.apply(event, record.time)
+            self._settling.tick()
             num_events += 1
         stop = await self._context.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=self.run))
         if stop is not None:
@@ -109,12 +128,13 @@ class Conductor:
         await self._on_event(event)
 
     async def tick(self, seen: Observation) -> None:
-        """Say what is due, given what was observed."""
+        """Leases are written: let what is due be said, given what was observed."""
         async with self._turn:
             if is_full(self.progress, seen) and not is_full(self.progress, self.seen):
                 log.warning("admission.stopped", run=self.run, reason=self._full_words(), journal_bytes=seen.journal_bytes)
             self.seen = seen
-            await self._advance()
+            if self._voice is not None:
+                self._voice.go()
 
     def observe(self, *, journal_bytes: int, trainer_is_there: bool, now: float, patience_seconds: float) -> Observation:
         """What has a say besides the journal."""
@@ -144,17 +164,20 @@ class Conductor:
         return tuple(said)
 
     async def _on_event(self, event: Any) -> Iterable[Event]:
+        if self._is_echo(event):
+            return ()
         async with self._turn:
             if isinstance(event, TaskSubmitted):
                 self._judge(event)
             self._take_in(event)
-            self._wake()  # at once: roles need not wait until a batch of episodes is opened
-            try:
-                await self._advance()
-            except SeamlessFlowError as wrong:  # the event is taken in and in the journal; the tick says the rest
-                log.warning("run.delayed", run=self.run, reason=str(wrong))
+            if isinstance(event, MOVING) and self._voice is not None:
+                self._voice.pause()
         self._wake()
         return ()
+
+    def _is_echo(self, event: Event) -> bool:
+        """Whether we said, or are saying, that this episode is opened: they come by the thousand and change nothing now."""
+        return isinstance(event, EpisodeOpened) and (event.episode not in self.progress.owed or event.episode == self._opening)
 
     def _judge(self, task: TaskSubmitted) -> None:
         refusal = self.progress.refusal(task)
@@ -163,23 +186,28 @@ class Conductor:
         if task.evaluation is not None and not self.progress.holds_round(task.evaluation):
             log.info("task.ignored", run=self.run, task=task.task, reason=f"evaluation.{task.evaluation} is false")
 
-    async def _advance(self) -> None:
-        """Say what is due until nothing is."""
-        while due := decide(self.progress, self.seen):
-            for event in due:
-                if isinstance(event, TrainingEndRequested) and event.train_rest and not await self._samples_are_said():
-                    return
-                stored = await self._context.speaker.say(event)
-                if (stored is None or stored.duplicate) and self._is_behind(event):
-                    log.info("run.behind", run=self.run, event=type(event).__name__)
-                    await self.fold()
-                    break
-                self._take_in(event)
+    async def _say_slice(self) -> bool:
+        """Say some of what is due, with the turn held; False: nothing is, for now."""
+        due = decide(self.progress, self.seen, SLICE)
+        for event in due:
+            if isinstance(event, TrainingEndRequested) and event.train_rest and not await self._samples_are_said():
+                return False
+            self._opening = event.episode if isinstance(event, EpisodeOpened) else ""
+            stored = await self._context.speaker.say(event)
+            if (stored is None or stored.duplicate) and self._is_behind(event):
+                log.info("run.behind", run=self.run, event=type(event).__name__)
+                await self.fold()
+                return True
+            self._take_in(event)
+            if self._turn.is_wanted:
+                return True
+        return bool(due)
 
     def _take_in(self, event: Event) -> None:
         now = time.time()
         self.progress.apply(event, now)
         self.measures.apply(event, now)
+        self._settling.tick()
 
     def _is_behind(self, event: Event) -> bool:
         """Whether an event that existed already is news to us. Ends are not: the runner or trainer was a moment faster.

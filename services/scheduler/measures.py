@@ -4,6 +4,10 @@
     BatchReady, RoleTaken of the lead ─▶ StepTaken  a step: its seconds times the nodes of its gang
     RoleTaken ─▶ RoleAssigned, RoleReleased         rollout: node-seconds, shared by the useful groups that were finished
 
+Short groups are finished first, so the first batches are far shorter than what is being rolled out, and a step is no measure
+of what a later one takes. Training is measured by the token, therefore, and what a step will cost is said for as many tokens
+as the very episodes had whose rollout was measured; so the share of training in all work is right from the first steps on.
+
 Always true: an event that was applied before changes nothing, and events that have nothing to do with each other may come in
 any order; so a new scheduler that folds the journal knows what the old one knew. No clock of a node has a say.
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -20,6 +24,7 @@ from typing import Any
 from seamlessflow.contracts import (
     BatchReady,
     EpisodeEnded,
+    EpisodeStatus,
     Event,
     GroupAdmitted,
     GroupDropped,
@@ -76,6 +81,18 @@ class _Group:
     final: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Rollout:
+    """Of one step's time: node-seconds, groups' worth of episodes that ended, and tokens of those that completed.
+
+    tokens None: of some the runner did not say how many.
+    """
+
+    seconds: float
+    groups: float
+    tokens: int | None
+
+
 class Measures:
     """One run. Feed it events with ``apply``; read ``rates``."""
 
@@ -96,11 +113,12 @@ class Measures:
         self._lends: deque[float] = deque(maxlen=NUM_HANDOVERS)
         self._trains: deque[tuple[float, int]] = deque(maxlen=NUM_STEPS)
         """Of each step: node-seconds and tokens."""
-        self._rollouts: deque[tuple[float, float]] = deque(maxlen=NUM_STEPS)
-        """Of each step's time: node-seconds of rollout, and groups' worth of episodes that ended."""
+        self._rollouts: deque[_Rollout] = deque(maxlen=NUM_STEPS)
         self._mark = (0.0, 0.0)
         self._num_episodes = 0
         """Final attempts at members of training groups."""
+        self._ended_tokens: int | None = 0
+        """Of those that completed since the step before."""
         self._batch_tokens = 0
         """Of the newest batch."""
         self._last_nodes = 0
@@ -120,11 +138,11 @@ class Measures:
 
     @property
     def rates(self) -> Rates:
-        per_group = _ratio(self._rollouts)
+        per_group = _ratio([(each.seconds, each.groups) for each in self._rollouts])
         tokens, per_token = self._batch_tokens, _ratio(self._trains)
         return Rates(
             rollout_seconds=per_group * self._config.algorithm.groups_per_step / self._useful if per_group else None,
-            train_seconds=sum(each for each, _ in self._trains) / len(self._trains) if self._trains else None,
+            train_seconds=self._train_seconds(per_token),
             step_seconds=tokens * per_token if self._began is not None and per_token is not None else None,
             step_nodes=self._began[1] if self._began is not None else self._last_nodes,
             reclaim_seconds=_median(self._reclaims),
@@ -134,6 +152,16 @@ class Measures:
             group_finished_at=self._group_finished_at,
             waited=self._waited,
         )
+
+    def _train_seconds(self, per_token: float | None) -> float | None:
+        """Of a step with as many tokens as what was rolled out; where those are not known, as the last steps took."""
+        if not self._trains:
+            return None
+        known = [each.tokens for each in self._rollouts if each.tokens is not None]
+        groups = sum(each.groups for each in self._rollouts)
+        if per_token is None or len(known) < len(self._rollouts) or not sum(known):
+            return sum(each for each, _ in self._trains) / len(self._trains)
+        return per_token * sum(known) / groups * self._config.algorithm.groups_per_step
 
     @property
     def _useful(self) -> float:
@@ -230,13 +258,13 @@ class Measures:
         rolled = self._rolled + self._rolling * at - self._rolling_since
         done = self._num_episodes / self._config.algorithm.group_size
         seconds, groups = max(0.0, rolled - self._mark[0]), done - self._mark[1]
-        self._mark = rolled, done
+        tokens, self._ended_tokens, self._mark = self._ended_tokens, 0, (rolled, done)
         is_full = waits > FULL_SHARE * self._config.algorithm.max_staleness
         if groups > 0 and (not is_full or not self._rollouts):
             is_second, self._is_first = self._is_first, not self._rollouts
             if is_second:
                 self._rollouts.clear()
-            self._rollouts.append((seconds, groups))
+            self._rollouts.append(_Rollout(seconds, groups, tokens))
 
     def _on_trainer_started(self, event: TrainerStarted, at: float) -> None:
         before = self._steps.line
@@ -253,7 +281,9 @@ class Measures:
         group = self._unfinished.get(event.origin.group)
         if group is None or not is_final(event.status, event.origin.attempt, self._config.fleet.max_attempts):
             return
-        self._num_episodes += not group.final >> event.origin.index & 1
+        if not group.final >> event.origin.index & 1:
+            self._num_episodes += 1
+            self._count_tokens(event)
         group.final |= 1 << event.origin.index
         if group.final == (1 << group.num_episodes) - 1:
             del self._unfinished[event.origin.group]
@@ -261,6 +291,12 @@ class Measures:
             self._num_finished += 1
             self._num_useful += 1
             self._group_finished_at = max(at, self._group_finished_at or at)
+
+    def _count_tokens(self, event: EpisodeEnded) -> None:
+        """Of an attempt that completed: what others sampled is not trained on."""
+        if event.status is EpisodeStatus.COMPLETED:
+            known = self._ended_tokens is not None and event.sampled_tokens is not None
+            self._ended_tokens = (self._ended_tokens or 0) + (event.sampled_tokens or 0) if known else None
 
     def _on_group_dropped(self, event: GroupDropped, at: float) -> None:
         if event.group in self._finished:
@@ -274,7 +310,7 @@ class Measures:
         self._steps.in_step.discard(group)
 
 
-def _ratio(measured: deque[tuple[float, int]] | deque[tuple[float, float]]) -> float | None:
+def _ratio(measured: Sequence[tuple[float, float]]) -> float | None:
     """Of the sums."""
     number = sum(each for _, each in measured)
     return sum(seconds for seconds, _ in measured) / number if number > 0 else None

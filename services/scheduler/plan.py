@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seamlessflow.contracts import Lease, Role, Service
+from seamlessflow.contracts.tags import is_long
 
 from .allocation import allocate
 from .fleet import HeldLease, split_evenly
 from .policy import Assignment, Demand, Node, policy_of
-from .policy.base import ROLLOUT
-from .policy.checked import given_out
+from .policy.base import ROLLOUT, TRAIN
+from .policy.checked import as_it_stands, given_out
+from .policy.gang import stays_for_step
 from .shards import share
 
 
@@ -36,6 +38,7 @@ def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: S
         if wrong is not None:
             waits[demand.run] = (*waits[demand.run], wrong)
         assignments += _serving([node for node in mine if not node.is_device], nodes, demand, now)
+    assignments += _until_step_taken(nodes, allocation.run_of, demands)
     busy, by_name = {each.node for each in assignments}, {node.name: node for node in nodes}
     for name, held in leases.items():
         if name not in busy and held.lease.run is not None:
@@ -44,6 +47,19 @@ def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: S
     changes = [each for each in assignments if differs(each, leases[each.node].lease if each.node in leases else None)]
     changes.sort(key=lambda each: each.trainer)  # who is no longer the run's trainer learns it before its successor does
     return Plan(tuple(assignments), tuple(changes), waits)
+
+
+def _until_step_taken(nodes: Sequence[Node], run_of: Mapping[str, str | None], demands: Sequence[Demand]) -> list[Assignment]:
+    """Members of a gang that were drained go on while a step with them is in progress; what they froze, others have at once."""
+    stay = []
+    drained = [node for node in nodes if node.is_drained and node.lease is not None and node.lease.role is Role.TRAIN]
+    for demand in demands if drained else ():
+        mine = [node for node in nodes if run_of.get(node.name) == demand.run]
+        for node in drained:
+            if node.lease is not None and stays_for_step(node, mine, demand):
+                stands = as_it_stands(node, demand, "drained by hand: it leaves when the step is taken")
+                stay.append(replace(stands, buckets=node.lease.buckets, hand_back=True, never_rolls_out=True))
+    return stay
 
 
 def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand]) -> str:
@@ -83,27 +99,62 @@ def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[
 
     A node that is lent to training keeps its own and finds its episodes when it comes back; one that never rolls out owns
     none. With fewer buckets than nodes all own all: a node that owned nothing would get only what others have no room for.
+    Of generations that should be long a node that is lent owns none, as long as there is another: it gets them last of all.
     """
     said, wrong = given_out(policy_of(demand.policy), devices, demand, now)
     nodes = {node.name: node for node in devices}
-    said = [_for_good(each, nodes[each.node], demand) for each in said]
+    said = [_for_good(_kept_for_step(each, nodes[each.node], devices, demand), nodes[each.node], demand) for each in said]
     never = {assignment.node for assignment in said if assignment.never_rolls_out}
     able = [node for node in devices if node.has(ROLLOUT) and node.name not in never]
     owned: dict[str, tuple[int, ...]] = {}
     for place, tag in enumerate(demand.tags):
         first, count = place * demand.num_buckets, demand.num_buckets
         serving = [node for node in able if not demand.lacks(node, tag)]
+        if is_long(tag):
+            leaving = {each.node for each in said if _will_leave(each, _buckets_of(nodes[each.node], demand, first))}
+            serving = [node for node in serving if node.name not in leaving] or serving
         if count < len(serving):
             split = dict.fromkeys((node.name for node in serving), tuple(range(count)))
         else:
             split = split_evenly(count, {node.name: _buckets_of(node, demand, first) for node in serving})
         for name, buckets in split.items():
             owned[name] = owned.get(name, ()) + tuple(first + bucket for bucket in buckets)
-    owners = [
-        replace(each, buckets=owned.get(each.node, ()), lent=each.role is Role.ROLLOUT and (each.lent or each.trainer))
-        for each in said
-    ]
-    return owners, wrong
+    return [_owning(each, owned.get(each.node, ())) for each in said], wrong
+
+
+def _owning(said: Assignment, buckets: tuple[int, ...]) -> Assignment:
+    """The same with its buckets, and lent where it is. Built outright: ``replace`` takes four times as long, for each node."""
+    lent = said.role is Role.ROLLOUT and (said.lent or said.trainer)
+    if (buckets, lent) == (said.buckets, said.lent):
+        return said
+    return Assignment(
+        said.node,
+        said.run,
+        said.role,
+        said.reason,
+        said.tags,
+        said.trainer,
+        said.gang,
+        said.hand_back,
+        lent,
+        said.never_rolls_out,
+        buckets,
+    )
+
+
+def _will_leave(assignment: Assignment, owned: Sequence[int]) -> bool:
+    """Whether a node is called back for every step, so that what should take long is better off elsewhere.
+
+    Who trains now keeps what it owned, and gets no more: where nobody is lent (colocated) nothing moves with every step.
+    """
+    return assignment.trainer or assignment.lent or (assignment.role is Role.TRAIN and not owned)
+
+
+def _kept_for_step(assignment: Assignment, node: Node, devices: Sequence[Node], demand: Demand) -> Assignment:
+    """A member that ``train`` was taken from by hand is none for any policy; a step that began with it ends with it."""
+    if node.has(TRAIN) or assignment.role is Role.TRAIN or not stays_for_step(node, devices, demand):
+        return assignment
+    return as_it_stands(node, demand, "train was taken away by hand: it leaves the gang when the step is taken")
 
 
 def _for_good(assignment: Assignment, node: Node, demand: Demand) -> Assignment:

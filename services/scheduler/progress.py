@@ -7,7 +7,7 @@ may deliver again. Each event costs O(1): nothing here walks over all groups (a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from seamlessflow.contracts import (
@@ -38,6 +38,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.run_config import RunConfig
 
+from .lengths import Lengths
 from .losses import Losses
 from .names import episode_id
 from .rounds import BEFORE, ROUNDS, Round
@@ -55,6 +56,10 @@ class OpenGroup:
     bucket: int = 0
     reward: float | None = None
     """Of the member that completed last."""
+    expected_tokens: int | None = None
+    is_long: bool = False
+    measured: set[tuple[int, int]] = field(default_factory=set)
+    """Members and attempts whose lengths are known."""
 
     @property
     def is_finished(self) -> bool:
@@ -76,6 +81,8 @@ class Progress:
         """Attempts that are to be opened: members of an admitted group, and attempts after a failed one."""
         self.bucket_loads = [0] * config.fleet.buckets
         """Unfinished groups of each affinity bucket, evaluation included."""
+        self.long_loads = [0] * config.fleet.buckets
+        """Of those, the ones that should be long."""
         self.admitted = self.dropped = 0
         """Training groups, over the whole run."""
         self.num_unfinished = 0
@@ -84,6 +91,7 @@ class Progress:
         """Tasks of a round that this run does not hold."""
         self.steps = Steps()
         self.losses = Losses()
+        self.lengths = Lengths(config.fleet.long_tail)
         self.tasks_ended = False
         self.stop: RunStopRequested | None = None
         self.end_requested: TrainingEndRequested | None = None
@@ -182,8 +190,11 @@ class Progress:
             self.num_unfinished += 1
             self._num_training_groups += 1
         attempts, final = [0] * event.num_episodes, [False] * event.num_episodes
-        self.groups[event.group] = OpenGroup(task, event.evaluation, attempts, final, event.bucket)
-        self.bucket_loads[event.bucket] += 1
+        group = OpenGroup(
+            task, event.evaluation, attempts, final, event.bucket, expected_tokens=event.expected_tokens, is_long=event.long
+        )
+        self.groups[event.group] = group
+        self._load(group, 1)
         for index in range(event.num_episodes):
             self._owe(event.group, index, 0)
 
@@ -204,6 +215,7 @@ class Progress:
             self.rounds[event.origin.evaluation].unevaluated.add(event.episode)
 
     def _on_episode_ended(self, event: EpisodeEnded, at: float) -> None:
+        self._measure(event)
         is_news = self._attempt_over(event.episode, event.origin, event.status)
         if is_news and event.origin.evaluation is None:
             if event.status is EpisodeStatus.COMPLETED:
@@ -211,6 +223,13 @@ class Progress:
                 self.losses.episode_completed()
             elif event.status is not EpisodeStatus.RUN_ENDED:
                 self.losses.episode_failed(event)
+
+    def _measure(self, event: EpisodeEnded) -> None:
+        origin = event.origin
+        group, attempt = self.groups.get(origin.group), (origin.index, origin.attempt)
+        if self.lengths.long_tail is not None and group is not None and attempt not in group.measured:
+            group.measured.add(attempt)
+            self.lengths.ended(group.task, event)
 
     def _on_episode_evaluated(self, event: EpisodeEvaluated, at: float) -> None:
         self._attempt_over(event.episode, event.origin, event.status)  # where EpisodeEnded is still on its way
@@ -230,7 +249,7 @@ class Progress:
             return True
         group.final[origin.index] = True
         self.num_unfinished -= group.evaluation is None and group.is_finished
-        self.bucket_loads[group.bucket] -= group.is_finished
+        self._load(group, -group.is_finished)
         return True
 
     def _on_group_trained(self, event: GroupTrained, at: float) -> None:
@@ -263,7 +282,11 @@ class Progress:
 
     def _forget_group(self, name: str) -> None:
         group = self.groups.pop(name)
-        self.bucket_loads[group.bucket] -= not group.is_finished
+        self._load(group, -(not group.is_finished))
+
+    def _load(self, group: OpenGroup, count: int) -> None:
+        self.bucket_loads[group.bucket] += count
+        self.long_loads[group.bucket] += count * group.is_long
 
     def _on_step_taken(self, event: StepTaken, at: float) -> None:
         before = self.steps.step

@@ -31,6 +31,7 @@ from seamlessflow.contracts import (
     TaskSubmitted,
     TrainingEndRequested,
 )
+from seamlessflow.contracts.tags import long_tag
 
 from .names import episode_seed, group_id
 from .progress import Progress
@@ -54,15 +55,20 @@ class Observation:
 NOTHING = Observation()
 
 
-def decide(progress: Progress, seen: Observation = NOTHING) -> list[Event]:
-    """What is to be said now, in order. Empty: wait for more events."""
+def decide(progress: Progress, seen: Observation = NOTHING, most: int | None = None) -> list[Event]:
+    """What is to be said now, in order. Empty: wait for more events.
+
+    most: of many of a kind (groups, episodes) only the first so many; the rest is the answer once those are applied.
+    """
     if progress.ended is not None:
         return []
     if progress.is_stopping:
-        return _stopping(progress, seen)
+        return _stopping(progress, seen, most)
     if progress.training_ended is not None:
-        return _closing(progress.open_training, progress) or _after(progress, seen)
-    return _openings(progress) or _before(progress) or _training(progress, seen)
+        return _closing(progress.open_training, progress, most) or _after(progress, seen, most)
+    # Groups before openings: of all that there is room for the long ones are opened first, however few are said at a time.
+    opened = _admissions(progress, seen, most) or _openings(progress, most)
+    return opened or _before(progress, most) or _training(progress, seen)
 
 
 def admission_bound(progress: Progress) -> int:
@@ -82,76 +88,93 @@ def _before_is_pending(progress: Progress) -> bool:
     return progress.holds_round(BEFORE) and not held.over and held.has_tasks
 
 
-def _before(progress: Progress) -> list[Event]:
+def _before(progress: Progress, most: int | None) -> list[Event]:
     if not _before_is_pending(progress):
         return []
     # More tasks of the round may come until something else does: a training task, or the end of all tasks.
     may_end = bool(progress.waiting) or progress.tasks_ended
-    return _round(progress, progress.rounds[BEFORE], may_end=may_end)
+    return _round(progress, progress.rounds[BEFORE], most, may_end=may_end)
 
 
-def _round(progress: Progress, held: Round, *, may_end: bool) -> list[Event]:
+def _round(progress: Progress, held: Round, most: int | None, *, may_end: bool) -> list[Event]:
     """Admit all known tasks of a round; say its end when all are done."""
     if held.waiting:
-        return _admitted(progress, held.waiting.values())
+        return _admitted(progress, islice(held.waiting.values(), most))
     return [held.ended(progress.run)] if held.is_done and may_end else []
 
 
+def _admissions(progress: Progress, seen: Observation, most: int | None) -> list[Event]:
+    """The training groups that there is room for."""
+    may_admit = progress.waiting and progress.end_requested is None and not _before_is_pending(progress)
+    if not may_admit or progress.losses.verdict(progress.config.algorithm) or _nothing_more(progress, seen):
+        return []
+    room = max(0, admission_bound(progress) - (progress.admitted - progress.dropped))
+    return _admitted(progress, islice(progress.waiting.values(), room if most is None else min(room, most)))
+
+
+def _nothing_more(progress: Progress, seen: Observation) -> bool:
+    """Whether no group is admitted any more: what still runs may be worth a step, and then the run goes on."""
+    return is_full(progress, seen) or progress.losses.nothing_left(progress.config.algorithm)
+
+
 def _training(progress: Progress, seen: Observation) -> list[Event]:
+    """The end of training, when it has come."""
     if progress.end_requested is not None or _before_is_pending(progress):
         return []
     if why := progress.losses.verdict(progress.config.algorithm):
         return [TrainingEndRequested(run=progress.run, reason=f"{STOPPED}: {why}", train_rest=False)]
-    full = is_full(progress, seen)
-    # What still runs may be worth a step, and then the run goes on.
-    learned = progress.losses.nothing_left(progress.config.algorithm)
-    room = 0 if full or learned else admission_bound(progress) - (progress.admitted - progress.dropped)
-    if room > 0 and progress.waiting:
-        return _admitted(progress, islice(progress.waiting.values(), room))
-    nothing_comes = full or learned or (progress.tasks_ended and not progress.waiting)
+    nothing_comes = _nothing_more(progress, seen) or (progress.tasks_ended and not progress.waiting)
     too_few = progress.potential < progress.config.algorithm.groups_per_step
     if nothing_comes and too_few and progress.num_unfinished == 0:
-        reason = JOURNAL_FULL if full else NOTHING_LEFT if learned else TASKS_ENDED
+        learned = progress.losses.nothing_left(progress.config.algorithm)
+        reason = JOURNAL_FULL if is_full(progress, seen) else NOTHING_LEFT if learned else TASKS_ENDED
         return [TrainingEndRequested(run=progress.run, reason=reason, train_rest=True)]
     return []
 
 
-def _after(progress: Progress, seen: Observation) -> list[Event]:
+def _after(progress: Progress, seen: Observation, most: int | None) -> list[Event]:
     held = progress.rounds[AFTER]
     if progress.holds_round(AFTER) and not held.over and held.has_tasks and not (is_full(progress, seen) and held.waiting):
-        return _openings(progress) or _round(progress, held, may_end=True)
-    return _closing(progress.open_evaluation, progress) or [_run_ended(progress)]
+        return _openings(progress, most) or _round(progress, held, most, may_end=True)
+    return _closing(progress.open_evaluation, progress, most) or [_run_ended(progress)]
 
 
-def _stopping(progress: Progress, seen: Observation) -> list[Event]:
+def _stopping(progress: Progress, seen: Observation, most: int | None) -> list[Event]:
     if progress.open_evaluation:
-        return _ended_by_run(progress, progress.open_evaluation)
+        return _ended_by_run(progress, progress.open_evaluation, most)
     # Without a trainer there is nothing to commit: one that never started, or one that stays away.
     over = progress.training_ended is not None or progress.steps.line is None or seen.trainer_gone
     if not over:
         asked = progress.end_requested is not None
         return [] if asked else [TrainingEndRequested(run=progress.run, reason=_stop_words(progress.stop), train_rest=False)]
-    return _closing(progress.open_training, progress) or [_run_ended(progress)]
+    return _closing(progress.open_training, progress, most) or [_run_ended(progress)]
 
 
-def _closing(episodes: dict[str, EpisodeOrigin], progress: Progress) -> list[Event]:
+def _closing(episodes: dict[str, EpisodeOrigin], progress: Progress, most: int | None) -> list[Event]:
     """End what still runs, then close the training groups that are still open."""
     if episodes:
-        return _ended_by_run(progress, episodes)
-    still_open = [name for name, group in progress.groups.items() if group.evaluation is None]
-    return [GroupDropped(run=progress.run, group=name, reason=DropReason.RUN_ENDED) for name in still_open]
+        return _ended_by_run(progress, episodes, most)
+    still_open = (name for name, group in progress.groups.items() if group.evaluation is None)
+    return [GroupDropped(run=progress.run, group=name, reason=DropReason.RUN_ENDED) for name in islice(still_open, most)]
 
 
-def _openings(progress: Progress) -> list[Event]:
-    return [_opened(progress, episode, origin) for episode, origin in progress.owed.items()]
+def _openings(progress: Progress, most: int | None) -> list[Event]:
+    """Of all that are owed those first that should take long: what waits behind them fills the gaps that they leave."""
+    owed: Iterable[tuple[str, EpisodeOrigin]] = progress.owed.items()
+    if progress.lengths.long_tail is not None:
+        owed = sorted(owed, key=lambda each: not progress.groups[each[1].group].is_long)
+    return [_opened(progress, episode, origin) for episode, origin in islice(owed, most)]
 
 
 def _admitted(progress: Progress, tasks: Iterable[TaskSubmitted]) -> list[Event]:
-    """Each task's group, in the affinity bucket with the fewest unfinished groups."""
-    loads, events = list(progress.bucket_loads), list[Event]()
+    """Each task's group, in the affinity bucket with the fewest unfinished groups; a long one, with the fewest long ones."""
+    loads, long_loads, events = list(progress.bucket_loads), list(progress.long_loads), list[Event]()
     for task in tasks:
-        bucket = min(range(len(loads)), key=loads.__getitem__)
+        is_long = progress.lengths.is_long(task)
+        order = list(zip(long_loads, loads, strict=True)) if is_long else loads
+        bucket = min(range(len(loads)), key=order.__getitem__)
         loads[bucket] += 1
+        long_loads[bucket] += is_long
         events.append(
             GroupAdmitted(
                 run=progress.run,
@@ -162,6 +185,8 @@ def _admitted(progress: Progress, tasks: Iterable[TaskSubmitted]) -> list[Event]
                 evaluation=task.evaluation,
                 step=progress.steps.step,
                 bucket=bucket,
+                expected_tokens=progress.lengths.expected(task),
+                long=is_long,
             )
         )
     return events
@@ -181,9 +206,10 @@ def _opened(progress: Progress, episode: str, origin: EpisodeOrigin) -> EpisodeO
         prompt=task.prompt,
         data=task.data,
         sampling=_sampling(progress, greedy=origin.evaluation is not None),
-        tag=_tag(progress, origin.env),
+        tag=long_tag(_tag(progress, origin.env)) if group.is_long else _tag(progress, origin.env),
         min_weights_version=progress.training_ended.weights_version if is_after and progress.training_ended else 0,
         seed=episode_seed(config.seed, episode),
+        expected_tokens=group.expected_tokens,
     )
 
 
@@ -200,7 +226,7 @@ def _sampling(progress: Progress, *, greedy: bool) -> Sampling:
     return Sampling(temperature=asked.temperature, top_p=asked.top_p, max_tokens=asked.max_tokens)
 
 
-def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin]) -> list[Event]:
+def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin], most: int | None) -> list[Event]:
     reason = "the run was stopped" if progress.is_stopping else "training ended"
     return [
         EpisodeEnded(
@@ -211,7 +237,7 @@ def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin]) -> lis
             status=EpisodeStatus.RUN_ENDED,
             reason=reason,
         )
-        for episode, origin in episodes.items()
+        for episode, origin in islice(episodes.items(), most)
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from seamlessflow.contracts import Service
-from seamlessflow.contracts.tags import ROLES
+from seamlessflow.contracts.tags import ROLES, needed_tag
 
 from .policy.base import ROLLOUT, TRAIN, Demand, Node
 
@@ -48,7 +48,7 @@ def kinds_of(demand: Demand) -> list[Kind]:
         Kind(MANAGER),
         *(Kind(RUNNER, need) for need in needs),
         Kind(TRAIN),
-        *(Kind(ROLLOUT, "" if tag == ROLLOUT else tag) for tag in demand.tags),
+        *(Kind(ROLLOUT, "" if tag == ROLLOUT else tag) for tag in dict.fromkeys(map(needed_tag, demand.tags))),
     ]
 
 
@@ -94,7 +94,9 @@ def _out_of_reach(node: Node, kind: Kind, demand: Demand) -> bool:
 
 
 def _plays(node: Node, role: str) -> bool:
-    return node.has(role) if role in (ROLLOUT, TRAIN) else node.serves_as(Service(role))
+    if role in (ROLLOUT, TRAIN):
+        return node.has(role)
+    return role in node.processes and node.serves_as(Service(role))
 
 
 def _few(hints: list[str]) -> list[str]:

@@ -1,9 +1,12 @@
 """``python -m services.trainer``"""
 
+import sys
+
 from seamlessflow.contracts import Service
 from seamlessflow.runtime import open_context, run_service
 
 from .config import TrainerSettings
+from .living import Superseded
 from .service import Trainer
 
 
@@ -16,4 +19,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    run_service(Service.TRAINER, main)
+    try:
+        run_service(Service.TRAINER, main)
+    except Superseded as wrong:
+        sys.exit(f"trainer ends: {wrong}")

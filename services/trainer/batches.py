@@ -5,10 +5,14 @@ Pure. Dimensions: N trained tokens of the step; ``Path.first`` counts in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from seamlessflow.ages import VersionSteps
@@ -16,7 +20,7 @@ from seamlessflow.contracts import EpisodeTokens, Sample
 from seamlessflow.run_config import AlgorithmSection
 
 from .algorithms.grpo import group_advantages
-from .correction import mask_reasons, token_ages, token_versions
+from .correction import Bools, masked, token_ages, token_versions
 from .groups import Group
 from .packing import Path
 
@@ -34,8 +38,8 @@ class TrainingBatch:
     """bool; sampled by the very weights that are trained now."""
     episodes: tuple[tuple[EpisodeTokens, ...], ...]
     """Per group: where each episode's tokens went."""
-    ages: tuple[int, ...]
-    """Of every sampled token, trained or masked."""
+    ages: Mapping[int, int]
+    """How many sampled tokens, trained or masked, have each age."""
 
     @property
     def num_trained(self) -> int:
@@ -51,7 +55,12 @@ class TrainingBatch:
 
     @property
     def num_masked(self) -> int:
-        return len(self.ages) - self.num_trained
+        return self.num_sampled - self.num_trained
+
+    @property
+    def num_sampled(self) -> int:
+        """Sampled tokens, trained or masked."""
+        return sum(self.ages.values())
 
 
 def is_stale(group: Group, steps: VersionSteps, current_step: int, *, max_staleness: int) -> bool:
@@ -73,57 +82,61 @@ def make_batch(
     return TrainingBatch(
         groups=tuple(groups),
         paths=tuple(paths),
-        engine_logprobs_N=torch.tensor(maker.logprobs, dtype=torch.float32),
-        advantages_N=torch.tensor(maker.advantages, dtype=torch.float32),
-        is_current_N=torch.tensor(maker.is_current, dtype=torch.bool),
+        engine_logprobs_N=_joined(maker.logprobs, np.float32),
+        advantages_N=_joined(maker.advantages, np.float32),
+        is_current_N=_joined(maker.is_current, np.bool_),
         episodes=tuple(episodes),
-        ages=tuple(maker.ages),
+        ages=maker.ages,
     )
 
 
 @dataclass(slots=True)
 class _Maker:
-    """Appends to all per-token lists together, so that they always have one length."""
+    """Appends to all per-token arrays together, so that they always have one length. Whole samples at a time: a step may have
+    millions of tokens."""
 
     steps: VersionSteps
     current_step: int
     weights_version: int
     algorithm: AlgorithmSection
-    logprobs: list[float] = field(default_factory=list)
-    advantages: list[float] = field(default_factory=list)
-    is_current: list[bool] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
+    num_trained: int = 0
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list)
+    advantages: list[NDArray[np.float32]] = field(default_factory=list)
+    is_current: list[Bools] = field(default_factory=list)
+    ages: Counter[int] = field(default_factory=Counter)
 
     def member(self, episode: str, samples: Sequence[Sample], advantage: float) -> tuple[list[Path], EpisodeTokens]:
-        paths, masked, trained = [], dict[str, int](), 0
+        paths, masked_counts, trained = [], Counter[str](), 0
         for sample in samples:
-            path, reasons = self._sample(sample, advantage)
+            path, counts = self._sample(sample, advantage)
             paths.append(path)
             trained += len(path.trained)
-            for reason in reasons:
-                masked[reason] = masked.get(reason, 0) + 1
-        return paths, EpisodeTokens(episode=episode, trained=trained, masked=masked)
+            masked_counts += counts
+        return paths, EpisodeTokens(episode=episode, trained=trained, masked=dict(masked_counts))
 
-    def _sample(self, sample: Sample, advantage: float) -> tuple[Path, list[str]]:
-        positions = list(_sampled_positions(sample))
-        ages = token_ages(sample, self.steps, self.current_step)
-        self.ages += ages
-        reasons = mask_reasons(
+    def _sample(self, sample: Sample, advantage: float) -> tuple[Path, Counter[str]]:
+        positions = np.concatenate([np.arange(start, end) for start, end in sample.spans] or [np.arange(0)])
+        ages, versions = token_ages(sample, self.steps, self.current_step), token_versions(sample)
+        logprobs = np.frombuffer(sample.logprobs.to_bytes(), dtype="<f4")
+        if not len(positions) == len(ages) == len(logprobs):
+            raise ValueError(f"{len(positions)} sampled tokens have {len(logprobs)} logprobs and {len(ages)} versions")
+        for version, count in sample.versions:
+            self.ages[self.steps.age(version, self.current_step)] += count
+        reasons = masked(
             positions,
             ages,
             max_staleness=self.algorithm.max_staleness,
             max_sequence_tokens=self.algorithm.max_sequence_tokens,
         )
-        first, trained = len(self.logprobs), []
-        for position, reason, logprob, version in zip(positions, reasons, sample.logprobs, token_versions(sample), strict=True):
-            if reason is None:
-                trained.append(position)
-                self.logprobs.append(logprob)
-                self.advantages.append(advantage)
-                self.is_current.append(version == self.weights_version)
-        return Path(list(sample.token_ids), trained, first), [reason.value for reason in reasons if reason is not None]
+        is_trained = ~np.logical_or.reduce(list(reasons.values()))
+        first, trained = self.num_trained, positions[is_trained]
+        self.num_trained += len(trained)
+        self.logprobs.append(logprobs[is_trained])
+        self.advantages.append(np.full(len(trained), advantage, dtype=np.float32))
+        self.is_current.append(versions[is_trained] == self.weights_version)
+        counts = Counter({reason.value: int(of.sum()) for reason, of in reasons.items()})
+        return Path(list(sample.token_ids), trained.tolist(), first), +counts
 
 
-def _sampled_positions(sample: Sample) -> Iterator[int]:
-    for start, end in sample.spans:
-        yield from range(start, end)
+def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))

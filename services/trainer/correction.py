@@ -8,44 +8,44 @@ Dimensions: K sampled tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import MaskReason, Sample
 
+Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
 MAX_LOG_RATIO = 20.0
 """Log ratios are cut here before exp, so that one absurd token cannot make a metric infinite. Far above any cap."""
 
 
-def token_versions(sample: Sample) -> Iterator[int]:
-    """The weights version of each sampled token, in the order of ``sample.logprobs``."""
-    for weights_version, count in sample.versions:
-        for _ in range(count):
-            yield weights_version
+def token_versions(sample: Sample) -> Ints:
+    """[K]: the weights version of each sampled token, in the order of ``sample.logprobs``."""
+    return np.repeat(*_columns([version for version, _ in sample.versions], [count for _, count in sample.versions]))
 
 
-def token_ages(sample: Sample, steps: VersionSteps, current_step: int) -> list[int]:
-    """The age of each sampled token. Raises BadInput for an unknown version or a negative age."""
-    ages: list[int] = []
-    for weights_version, count in sample.versions:
-        ages += [steps.age(weights_version, current_step)] * count
-    return ages
+def token_ages(sample: Sample, steps: VersionSteps, current_step: int) -> Ints:
+    """[K]: the age of each sampled token. Raises BadInput for an unknown version or a negative age."""
+    ages = [steps.age(version, current_step) for version, _ in sample.versions]
+    return np.repeat(*_columns(ages, [count for _, count in sample.versions]))
 
 
-def mask_reasons(
-    positions_K: Sequence[int], ages_K: Sequence[int], *, max_staleness: int, max_sequence_tokens: int
-) -> list[MaskReason | None]:
-    """Why each sampled token takes no part in the loss; None: it does.
+def _columns(*columns: list[int]) -> list[Ints]:
+    return [np.array(column, dtype=np.int64) for column in columns]
+
+
+def masked(positions_K: Ints, ages_K: Ints, *, max_staleness: int, max_sequence_tokens: int) -> dict[MaskReason, Bools]:
+    """Which sampled tokens take no part in the loss, and why; all others do.
 
     positions_K: index of each token in its sample. A token that is both counts as too_long: age does not matter for it.
     """
-    return [
-        MaskReason.TOO_LONG if position >= max_sequence_tokens else MaskReason.STALE if age > max_staleness else None
-        for position, age in zip(positions_K, ages_K, strict=True)
-    ]
+    too_long_K = positions_K >= max_sequence_tokens
+    return {MaskReason.TOO_LONG: too_long_K, MaskReason.STALE: (ages_K > max_staleness) & ~too_long_K}
 
 
 def importance_ratios(trainer_logprobs_K: Tensor, engine_logprobs_K: Tensor) -> Tensor:

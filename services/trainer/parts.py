@@ -6,6 +6,7 @@ groups that come while it learns           ──▶ further parts ──▶ gra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -70,5 +71,5 @@ def joined(parts: Sequence[TrainingBatch]) -> TrainingBatch:
         advantages_N=torch.cat([part.advantages_N for part in parts]),
         is_current_N=torch.cat([part.is_current_N for part in parts]),
         episodes=tuple(accounts for part in parts for accounts in part.episodes),
-        ages=tuple(age for part in parts for age in part.ages),
+        ages=sum((Counter(part.ages) for part in parts), Counter[int]()),
     )

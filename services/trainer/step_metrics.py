@@ -38,7 +38,7 @@ def step_metrics(
         "loss": figures.loss,
         "grad_norm": figures.grad_norm,
         "learning_rate": learning_rate,
-        "staleness_mean": fmean(batch.ages) if batch.ages else 0.0,
+        "staleness_mean": sum(age * count for age, count in batch.ages.items()) / max(1, batch.num_sampled),
         "staleness_max": float(max(batch.ages, default=0)),
         "trained_tokens": float(batch.num_trained),
         "masked_tokens": float(batch.num_masked),

@@ -105,7 +105,7 @@ class Stepping:
         """One step that begins with some groups. False: it did not happen, and its groups are as before."""
         taken = list(groups)
         try:
-            done = await self._take(self._batch(groups), taken)
+            done = await self._take(await self._batch(groups), taken)
         except (BadInput, NotFinite, ValueError) as wrong:
             await self._fail(str(wrong))
             if self.standing.exact is None:
@@ -115,15 +115,15 @@ class Stepping:
             self._intake.book.put_back(taken)
         return done
 
-    def _batch(self, groups: list[Group]) -> TrainingBatch:
-        """Judged as of now: during a step nothing of it changes."""
+    async def _batch(self, groups: list[Group]) -> TrainingBatch:
+        """Judged as of now: during a step nothing of it changes. Beside the event loop, as there may be millions of tokens."""
         version = self._joined.publisher.weights_version
-        return make_batch(groups, self._joined.steps, self.standing.step, version, self._config.algorithm)
+        return await in_thread(make_batch, groups, self._joined.steps, self.standing.step, version, self._config.algorithm)
 
     async def _take(self, batch: TrainingBatch, taken: list[Group]) -> bool:
         """``taken`` grows by the groups that come in time."""
         step = self.standing.step + 1
-        num_groups, num_tokens = len(batch.groups), len(batch.ages)
+        num_groups, num_tokens = len(batch.groups), batch.num_sampled
         await self._context.speaker.say(
             BatchReady(run=self._run, step=step, line=self._joined.line, num_groups=num_groups, num_tokens=num_tokens)
         )
@@ -180,7 +180,7 @@ class Stepping:
                 if more:
                     intake.book.take(more)
                     taken += more
-                    parts.append(self._batch(more))
+                    parts.append(await self._batch(more))
                     feed.put(parts[-1])
                 elif intake.end is not None or not await self._more_may_come():
                     break

@@ -3,6 +3,7 @@
     join ─▶ ┌ wait for a batch ─▶ BatchReady ─▶ wait for the device ─▶ learn ─▶ publish ─▶ StepTaken ─▶ checkpoint? ┐
             └──────────────────────────────────────────◀───────────────────────────────────────────────────────────┘
                     ├─ all steps taken, or the end requested ─▶ last checkpoint ─▶ TrainingEnded
+                    ├─ a later line began in the name of our node (``living``) ─▶ gone, with an error
                     └─ asked to leave (SIGTERM) ─▶ a checkpoint of what was taken since the last one ─▶ gone
     cannot join ─▶ RunStopRequested, and TrainingEnded with what failed where an earlier line began
 
@@ -30,6 +31,7 @@ from .device_turn import DeviceTurn
 from .groups import GroupBook
 from .intake import Intake
 from .joining import Joined, join_run
+from .living import Superseded, until_superseded
 from .saying import cannot_begin, say_state
 from .standing import step_to_keep
 from .stepping import Stepping
@@ -88,15 +90,28 @@ class Training:
             return
         self._line = line = self._begin(config, joined)
         queue, name = queue_stream(Service.TRAINER, self.run_name), consumer_name(Service.TRAINER)
+        ended_by: BaseException | None = None
         subscription = await self._context.bus.consume(queue, name, line.intake.on_delivery, credit=CREDIT)
         try:
             async with asyncio.TaskGroup() as tasks:
-                pings = tasks.create_task(line.intake.held.keep_alive())
+                beside = [tasks.create_task(line.intake.held.keep_alive()), tasks.create_task(self._end_with_line(joined.line))]
                 await self._live(line, config, tasks)
-                pings.cancel()
+                for task in beside:
+                    task.cancel()
+        except* Superseded as wrong:
+            ended_by = wrong.exceptions[0]
         finally:
             await subscription.leave()
             await line.intake.held.hand_back_all()
+        if ended_by is not None:
+            raise ended_by
+
+    async def _end_with_line(self, line: int) -> None:
+        """A later line began: ours counts for nothing any more, and what is held is for that one."""
+        wrong = await until_superseded(self._context, self.run_name, line)
+        log.error("training.superseded", run=self.run_name, line=line, reason=str(wrong))
+        self.give_up()
+        raise wrong
 
     def _begin(self, config: RunConfig, joined: Joined) -> _Line:
         context, run, algorithm = self._context, self.run_name, config.algorithm

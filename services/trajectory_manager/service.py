@@ -32,7 +32,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime import Context, HandlerTable, LeaseWatch
+from seamlessflow.runtime import Context, HandlerTable, LeaseWatch, Settling
 from seamlessflow.runtime.presence import HOLDER_SECONDS
 from seamlessflow.telemetry import count
 
@@ -40,7 +40,6 @@ from .deltas import Deltas
 from .manager import Manager, NotYet
 from .membership import Membership, Tenure
 from .reading import refold_episode
-from .settling import Settling
 from .shelf import TreeShelf
 from .speaking import AnsweringInbox, AnsweringSpeaker
 

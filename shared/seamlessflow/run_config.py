@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .contracts import partition
 from .contracts.base import Token
-from .contracts.tags import MAX_WORK_TAGS, ROLES, ROLLOUT_TAG, canonical, component, work_tag
+from .contracts.tags import LONG, MAX_COMPONENTS, MAX_WORK_TAGS, ROLES, ROLLOUT_TAG, canonical, component, long_tag, work_tag
 from .errors import ConfigError
 from .tag_rules import parse_rule
 
@@ -23,8 +23,13 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 REPORTED = "reported"
 """Instead of a verifier: an external agent says the reward itself."""
-MAX_PARTITIONS = 16
+MAX_SHARDS = 16
 """The server's permissions name every shard and bucket, so there is a highest one."""
+MAX_BUCKETS = 64
+"""A worker without a bucket of its own keeps no group's prefix, so there are as many as fleets have workers. Each worker has a
+pull open on every bucket of every tag: 1,024 idle ones (16 workers and 64 buckets, or 32 and 32) take the server 3 to 4 % of a
+core, so 64 workers with a bucket each should take 15 %; and a worker may get one generation too many for each bucket. Both grow
+with the square of the fleet, so beyond that all workers share all buckets."""
 
 
 class Section(BaseModel):
@@ -125,7 +130,9 @@ class AgentSection(Section):
     @field_validator("needs")
     @classmethod
     def _are_tags(cls, needs: str | None) -> str | None:
-        return None if needs is None else canonical(needs)
+        if needs is not None and LONG in (needs := canonical(needs)).split("+"):
+            raise ValueError(f"{LONG} is the class of generations that are expected to be long: no node has it")
+        return needs
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> AgentSection:
@@ -236,13 +243,19 @@ class FleetSection(Section):
     """Generations side by side on one rollout-worker."""
     agents: PositiveInt = 32
     """Episodes side by side on one agent-runner; those of external agents are counted apart, up to as many again."""
-    shards: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Partitions of the trajectory-manager. Several managers share them: see docs/operations.md."""
-    buckets: Annotated[int, Field(ge=1, le=MAX_PARTITIONS)] = 1
+    buckets: Annotated[int, Field(ge=1, le=MAX_BUCKETS)] = 1
     """Affinity buckets per tag. The episodes of a group share one, and each has one worker as its owner, whose prefix cache
     they find: as many as there are workers, or a small multiple. Fewer than workers: all workers share all evenly."""
     tag_rules: tuple[TagRuleSection, ...] = ()
     """Tags that nodes have for this run because of what their hardware is."""
+    long_tail: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Episodes that should take this many times the run's mean tokens, or more, are started first, and kept off nodes that
+    training will call back as long as those have anything else to do. What a task should take is what the same prompt took
+    before, or what its author says (``TaskSubmitted.expected_tokens``). None: all are alike. Try 1.5 where steps are
+    synchronous (``max_staleness = 0``) and there are fewer slots than episodes in a step, with ``buckets`` at least as many
+    as workers; where steps are not synchronous it costs a little (docs/adr/0010)."""
     max_attempts: PositiveInt = 3
     """Attempts at an episode before it counts as failed. One lost with its runner is repeated beyond that, up to 10 in all."""
     journal_bytes: int = -1
@@ -263,6 +276,15 @@ class CheckpointSection(Section):
     """Steps between checkpoints; samples are acknowledged only then."""
     keep: PositiveInt = 2
     """Checkpoints that stay."""
+
+
+class WeightsSection(Section):
+    """How weights reach the rollout-workers."""
+
+    full_every: PositiveInt = 10
+    """Every so many versions are published in full; the others as what changed, bit for bit, where that is at most half as
+    large (bfloat16: a few per cent; float32 values all change, so its versions stay full). A worker that starts fetches the
+    nearest full version and the changes since. 1: every version in full, and no copy of the last in the trainer's memory."""
 
 
 class EvaluationSection(Section):
@@ -288,6 +310,7 @@ class RunConfig(Section):
     algorithm: AlgorithmSection
     fleet: FleetSection = FleetSection()
     checkpoints: CheckpointSection = CheckpointSection()
+    weights: WeightsSection = WeightsSection()
     evaluation: EvaluationSection = EvaluationSection()
 
     @field_validator("agents")
@@ -301,6 +324,17 @@ class RunConfig(Section):
         return agents
 
     @model_validator(mode="after")
+    def _every_tag_has_room_for_its_class(self) -> RunConfig:
+        if self.fleet.long_tail is None:
+            return self
+        tags = sorted({agent.tag for agent in self.agents})
+        if len(tags) > (most := MAX_WORK_TAGS // 2):
+            raise ValueError(f"with fleet.long_tail agents may have up to {most} different tags, got {', '.join(tags)}")
+        if full := [tag for tag in tags if len(tag.split("+")) == MAX_COMPONENTS]:
+            raise ValueError(f"with fleet.long_tail a tag has up to {MAX_COMPONENTS - 1} components, got {', '.join(full)}")
+        return self
+
+    @model_validator(mode="after")
     def _somebody_samples_during_a_step(self) -> RunConfig:
         if self.algorithm.begin_share < 1 and self.fleet.policy == "colocated":
             raise ValueError("algorithm.begin_share must be 1 where fleet.policy is colocated: nobody samples during a step")
@@ -312,8 +346,9 @@ class RunConfig(Section):
 
     @property
     def work_tags(self) -> tuple[str, ...]:
-        """Tags of the run's generations, in alphabetical order."""
-        return tuple(sorted({agent.tag for agent in self.agents}))
+        """Tags of the run's generations, in alphabetical order; with ``fleet.long_tail`` each also for its long ones."""
+        tags = {agent.tag for agent in self.agents}
+        return tuple(sorted(tags if self.fleet.long_tail is None else tags | {long_tag(tag) for tag in tags}))
 
     def agent(self, env: str) -> AgentSection | None:
         """The agent of an environment tag, or None."""

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -38,6 +39,11 @@ from seamlessflow.ledger import Account, Ledger
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime.speaker import Speaker
 from seamlessflow.task_sources import Question, Questions, training_task
+from seamlessflow.weights import WEIGHTS_FILE, model_path, publish_folder, weights_path
+from seamlessflow.weights.delta import encode
+from seamlessflow.weights.fetching import tensor_digests
+from seamlessflow.weights.manifests import DELTA_FILE, version_facts
+from seamlessflow.weights.tensorfile import parse_tensors
 
 CONFIG = parse_run_config(
     {
@@ -216,6 +222,29 @@ async def test_a_malformed_message_is_passed_over(desk):
     await desk.speaker.say(END)
 
     assert [type(event) for _, event in [each async for each in desk.client.events("r")]] == [RunStarted, RunEnded]
+
+
+async def test_the_model_folder_is_made_of_a_full_version_and_what_changed_since(desk):
+    """Whatever the last version was published as; an older one is never taken for it."""
+    files, described = [], {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    for content in (b"aaaa", b"abba"):
+        header = json.dumps({"w": described}).encode()
+        files.append(len(header).to_bytes(8, "little") + header + content)
+    old, new = (parse_tensors(np.frombuffer(file, np.uint8), "w")[0] for file in files)
+    publish_folder(desk.store, model_path("r"), {"config.json": b"{}"}, {})
+    publish_folder(desk.store, weights_path("r", 0), {WEIGHTS_FILE: files[0]}, {})
+    facts = version_facts(weights_version=1, step=1, dtype="uint8", base=0, tensors=tensor_digests(new))
+    publish_folder(desk.store, weights_path("r", 1), {DELTA_FILE: encode(old, new)}, facts)
+    published = WeightsPublished(run="r", weights_version=1, step=1, path=weights_path("r", 1), num_bytes=1, wall_seconds=0.1)
+    await desk.begin(published, step(1), step(2), END)
+    await result.finish(desk.client, "r", CONFIG, QUESTIONS, await desk.follow(), desk.folder, desk.console)
+    assert (desk.folder.path / "model" / WEIGHTS_FILE).read_bytes() == files[1]
+
+    desk.store.write(f"{weights_path('r', 1)}/{DELTA_FILE}", b"damaged")
+    (desk.folder.path / "model" / WEIGHTS_FILE).unlink()
+    await result.finish(desk.client, "r", CONFIG, QUESTIONS, await desk.follow(), desk.folder, desk.console)
+    assert "the weights were not copied here" in desk.screen.getvalue()
+    assert not (desk.folder.path / "model" / WEIGHTS_FILE).exists()
 
 
 async def test_weights_that_cannot_be_had_do_not_lose_the_summary(desk):

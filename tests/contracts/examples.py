@@ -70,7 +70,15 @@ EXAMPLES: tuple[Event, ...] = (
     RunStopRequested(run=R, reason="enough"),
     RunStarted(run=R, document=DOCUMENT),
     RunEnded(run=R, reason="completed", steps=60),
-    TaskSubmitted(run=R, task="t7", env="solver", prompt="1 + 2 = ?", data={"answer": "3", "n": [1, 2]}, evaluation="before"),
+    TaskSubmitted(
+        run=R,
+        task="t7",
+        env="solver",
+        prompt="1 + 2 = ?",
+        data={"answer": "3", "n": [1, 2]},
+        evaluation="before",
+        expected_tokens=900,
+    ),
     TasksEnded(run=R),
     EvaluationEnded(
         run=R,
@@ -90,7 +98,18 @@ EXAMPLES: tuple[Event, ...] = (
         payload=b"\xff\x00{",
         headers={"Content-Type": "application/json"},
     ),
-    GroupAdmitted(run=R, group="t7", task="t7", env="solver", num_episodes=8, evaluation="before", step=3, bucket=1),
+    GroupAdmitted(
+        run=R,
+        group="t7",
+        task="t7",
+        env="solver",
+        num_episodes=8,
+        evaluation="before",
+        step=3,
+        bucket=1,
+        expected_tokens=900,
+        long=True,
+    ),
     EpisodeOpened(
         run=R,
         episode=E,
@@ -104,6 +123,7 @@ EXAMPLES: tuple[Event, ...] = (
         tag="rollout",
         min_weights_version=2,
         seed=1234567890123,
+        expected_tokens=900,
     ),
     EpisodeStarted(run=R, episode=E, runner="host-41"),
     EpisodeEnded(
@@ -117,6 +137,7 @@ EXAMPLES: tuple[Event, ...] = (
         num_calls=2,
         undelivered=(C,),
         wall_seconds=1.5,
+        sampled_tokens=880,
     ),
     CallRequested(
         run=R,

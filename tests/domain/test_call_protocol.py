@@ -35,6 +35,7 @@ from seamlessflow.contracts import (
     GenerationRequested,
     SamplesReady,
     SegmentSampled,
+    claim_of,
 )
 from seamlessflow.contracts.addresses import address
 from seamlessflow.errors import SequenceMismatch
@@ -107,6 +108,8 @@ class Job:
     sampled: int = 0
     budget: int = 0
     stopped: bool = False
+    at_once: bool = False
+    """Its tokens are there before its claim is said: its first segment is the claim as well."""
 
 
 @dataclass
@@ -256,6 +259,7 @@ class Protocol(RuleBasedStateMachine):
         else:
             assert isinstance(decision, EndNow)
             job.stopped = decision.finish is GenerationFinish.STOP
+        job.at_once = pick % 2 == 0
         self.workers[name].jobs[request.generation] = job
         if lost:
             self.claim(name, job, lost=True)
@@ -275,7 +279,7 @@ class Protocol(RuleBasedStateMachine):
         job = self.job(name, pick)
         if job is None:
             return None
-        if not job.claimed:
+        if not job.claimed and not (job.at_once and job.budget and not job.stopped):
             return self.claim(name, job, lost)
         if job.budget == 0 or job.stopped:
             return self.end(name, job, lost)
@@ -284,12 +288,14 @@ class Protocol(RuleBasedStateMachine):
             ids[-1], job.stopped = STOP, True
         is_last = not apart and (job.stopped or len(ids) == job.budget)
         stretch = Stretch(job.sampled, job.sampled, 0.0, ids, [-1.0] * len(ids))
-        segment = segment_of(job.request, job.nonce, stretch, self.finish_of(job) if is_last else None)
+        claims = None if job.claimed else name
+        segment = segment_of(job.request, job.nonce, stretch, self.finish_of(job) if is_last else None, claims)
         try:
             job.last_seq = self.publish(segment, job.last_seq, lost=lost)
         except SequenceMismatch:
             self.workers[name].jobs.pop(job.request.generation)  # presumed dead: neither ack nor nak
             return None
+        job.claimed = True
         job.sampled += len(ids)
         job.budget -= len(ids)
         if is_last:
@@ -338,6 +344,15 @@ class Protocol(RuleBasedStateMachine):
         return {"run": RUN, "nonce": job.nonce, **ids}
 
     # What always holds
+
+    @invariant()
+    def nothing_is_said_under_a_claim_that_another_one_followed(self) -> None:
+        claimed_by: dict[str, str] = {}
+        for each in self.journal.stored:
+            if isinstance(each.event, SPOKEN_OF):
+                if claim_of(each.event) is not None:
+                    claimed_by[each.event.generation] = each.event.nonce
+                assert claimed_by[each.event.generation] == each.event.nonce
 
     @invariant()
     def a_call_has_at_most_one_answer(self) -> None:

@@ -4,9 +4,11 @@ an abandoned call.
     truth     token at offset n of the generation is 100 + n; the stop token stands at ``stop_at`` (beyond the budget: never);
               its stop text is what the two tokens from ``says_stop_at`` on say
     journal   one subject; an append with the wrong expected last sequence stores nothing
-    holders   any number of workers that believe to hold the generation, each at its own pace
+    holders   any number of workers that believe to hold the generation, each at its own pace; one begins with a claim, or,
+              where tokens were there at once, with a segment that claims
 
-Whatever the order, the journal holds a prefix of the truth, no token twice, at most one end, and the end says the truth.
+Whatever the order, the journal holds a prefix of the truth, no token twice, at most one end, and the end says the truth; and
+nothing is stored under a claim that another one followed.
 An engine samples a few tokens at a time, also beyond a stop text.
 """
 
@@ -28,9 +30,11 @@ from seamlessflow.contracts import (
     Int32s,
     Sampling,
     SegmentSampled,
+    claim_of,
 )
 from seamlessflow.errors import BadInput, SequenceMismatch
-from services.rollout_worker.inflight import AckOnly, Continue, EndNow, History, Pace, Unsaid, decide, segment_of
+from services.rollout_worker.chain import Chain
+from services.rollout_worker.inflight import AckOnly, Continue, EndNow, History, Pace, Unsaid, decide
 from services.rollout_worker.stopping import Stopping
 
 STOP_ID, PROMPT_TOKENS = 2, 3
@@ -105,7 +109,9 @@ class Holder:
     truth: Truth
     nonce: str
     history: History
-    claimed_seq: int | None = None
+    at_once: bool = False
+    """Tokens come before a claim is said."""
+    chain: Chain | None = None
     unsaid: Unsaid | None = None
     end: GenerationFinish | None = None
     num_left: int = 0
@@ -130,19 +136,31 @@ class Holder:
         if isinstance(decision, AckOnly):
             self.is_gone = self.acked = True
             return
-        start = len(self.history.token_ids)
-        try:
-            self.claimed_seq = self.journal.append(
-                GenerationClaimed(**SAME, worker="w", nonce=self.nonce, start=start), self.history.last_seq
-            )
-        except SequenceMismatch:
-            self.history = self.journal.history()  # the claim was refused: read again, decide again
-            return
-        self.unsaid = Unsaid(start, Pace())
+        self.chain = Chain(requested(self.truth.max_tokens), self.history, worker="w", nonce=self.nonce)
+        if isinstance(decision, EndNow) or not self.at_once:
+            try:
+                self.append(self.chain.claim())
+            except SequenceMismatch:
+                self.begin_again()
+                return
+        self.unsaid = Unsaid(len(self.history.token_ids), Pace())
         if isinstance(decision, EndNow):
             self.end = decision.finish
         elif isinstance(decision, Continue):
             self.num_left = decision.max_tokens
+
+    def append(self, event: Event) -> None:
+        assert self.chain is not None
+        self.chain.stored(self.journal.append(event, self.chain.last_seq))
+
+    def begin_again(self) -> None:
+        """The claim was refused: read again, decide again. Nothing that was sampled on it was said."""
+        self.history, self.nonce = self.journal.history(), f"{self.nonce}x"
+        self.chain = self.unsaid = self.end = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.unsaid is not None
 
     def sample(self, count: int) -> None:
         assert self.unsaid is not None and self.stopping is not None
@@ -173,21 +191,24 @@ class Holder:
 
     def say(self) -> None:
         """Everything unsaid, and the end when there is one, with the last of it; then the acknowledgement."""
-        assert self.unsaid is not None and self.claimed_seq is not None
+        assert self.unsaid is not None and self.chain is not None
         try:
             is_end_said = False
             while (stretch := self.unsaid.take()) is not None:
                 end = self.end if self.unsaid.is_empty else None
-                segment = segment_of(requested(self.truth.max_tokens), self.nonce, stretch, end)
-                self.claimed_seq = self.journal.append(segment, self.claimed_seq)
+                self.append(self.chain.segment(stretch, end))
                 is_end_said = end is not None
             if is_end_said:
                 self.is_gone = self.acked = True
             elif self.end is not None:
-                end = GenerationEnded(**SAME, nonce=self.nonce, finish=self.end, num_tokens=self.unsaid.num_tokens_ever)
-                self.journal.append(end, self.claimed_seq)
+                if not self.chain.claimed:  # it ends before anything was sampled
+                    self.append(self.chain.claim())
+                self.append(self.chain.end(self.end, self.unsaid.num_tokens_ever))
                 self.is_gone = self.acked = True
         except SequenceMismatch:
+            if not self.chain.claimed:
+                self.begin_again()
+                return
             self.is_gone = True  # presumed dead: no ack, nak or term
 
 
@@ -201,17 +222,20 @@ ACTIONS = st.lists(
 )
 
 
+TWO_HOLD_IT = [("deliver", 0, 1), ("claim", 0, 1), ("sample", 0, 1), ("deliver", 0, 2), ("claim", 1, 1), ("sample", 1, 2)]
+OPENINGS = st.sampled_from([[], TWO_HOLD_IT])
+"""The second was delivered it while the first, which is presumed dead, goes on: one claims, the other begins with a segment."""
 TRUTHS = st.builds(Truth, st.integers(1, 12), st.integers(0, 15), st.integers(0, 15), st.integers(0, 15))
 GONE_AT = st.one_of(st.none(), st.none(), st.integers(0, 60))
 """Before which action the call is abandoned; None: never."""
 
 
 @settings(max_examples=300)
-@given(ACTIONS, TRUTHS, GONE_AT)
-def test_whatever_happens_the_journal_tells_the_truth_once(actions, truth, gone_at):
+@given(OPENINGS, ACTIONS, TRUTHS, GONE_AT)
+def test_whatever_happens_the_journal_tells_the_truth_once(opening, actions, truth, gone_at):
     """And a healthy worker that comes last always finishes it, without exceeding the budget."""
     journal, holders = Journal(), []
-    for number, (action, which, count) in enumerate(actions):
+    for number, (action, which, count) in enumerate(opening + actions):
         if number == gone_at:
             abandon(holders)
         act(action, which, count, journal, holders, truth, nonce=f"n{number}")
@@ -226,7 +250,7 @@ def test_however_often_it_moves_on_it_ends_with_the_same_token(truth, counts):
     """Each holder samples a few tokens, says them and dies, in the middle of a stop text or before the end of it is said."""
     journal = Journal()
     for number, count in enumerate(counts):
-        holder = Holder(journal, truth, f"n{number}", journal.history())
+        holder = Holder(journal, truth, f"n{number}", journal.history(), at_once=number % 3 == 0)
         holder.claim()
         if holder.is_gone:
             break
@@ -242,7 +266,8 @@ def test_however_often_it_moves_on_it_ends_with_the_same_token(truth, counts):
 def act(action: str, which: int, count: int, journal: Journal, holders: list[Holder], truth: Truth, *, nonce: str) -> None:
     if action == "deliver":
         is_first = not holders  # a first delivery is believed to be fresh without reading
-        holders.append(Holder(journal, truth, nonce, History() if is_first else journal.history()))
+        history = History() if is_first else journal.history()
+        holders.append(Holder(journal, truth, nonce, history, at_once=count % 2 == 0))
         return
     alive = [holder for holder in holders if not holder.is_gone]
     if not alive:
@@ -252,7 +277,7 @@ def act(action: str, which: int, count: int, journal: Journal, holders: list[Hol
         holder.is_gone = True
     elif action == "new_weights":
         holder.weights_version += 1
-    elif holder.claimed_seq is None:
+    elif not holder.has_begun:
         holder.is_abandoned = any(other.is_abandoned for other in holders)
         holder.claim()
     elif action == "sample":
@@ -267,13 +292,13 @@ def abandon(holders: list[Holder]) -> None:
     """All learn of it, those that sample now and those that claim later."""
     for holder in holders:
         holder.is_abandoned = True
-        if holder.claimed_seq is not None:
+        if holder.has_begun:
             holder.cancel()
 
 
 def finish(journal: Journal, truth: Truth) -> None:
     """The last redelivery, to a worker to which nothing happens."""
-    last = Holder(journal, truth, "last", journal.history())
+    last = Holder(journal, truth, "last", journal.history(), at_once=len(journal.events) % 2 == 0)
     last.claim()
     if not last.is_gone:
         last.sample(100)
@@ -294,6 +319,10 @@ def check(journal: Journal, truth: Truth) -> None:
         if end.finish is not GenerationFinish.CANCELLED:
             assert list(history.token_ids) == truth.tokens
             assert end.finish is truth.finish
+    claims: list[str] = []
+    for event in journal.events:
+        claims += [event.nonce] if claim_of(event) is not None else []
+        assert event.nonce == claims[-1] and len(set(claims)) == len(claims)
     for segment in journal.events:
         if isinstance(segment, SegmentSampled):
             assert len(segment.token_ids) == len(segment.logprobs) > 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,11 +14,11 @@ from hypothesis import strategies as st
 from training_builders import a_sample, an_algorithm, samples_ready
 
 from seamlessflow.ages import VersionSteps
-from seamlessflow.contracts import MaskReason
+from seamlessflow.contracts import Float32s, MaskReason
 from seamlessflow.errors import BadInput
 from services.trainer.algorithms.grpo import group_advantages, policy_loss
 from services.trainer.batches import is_stale, make_batch
-from services.trainer.correction import importance_ratios, logprob_gap, mask_reasons
+from services.trainer.correction import importance_ratios, logprob_gap, masked
 from services.trainer.groups import Group
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=16)
@@ -91,9 +93,12 @@ def test_the_gap_is_measured_over_current_tokens_alone() -> None:
 
 def test_tokens_are_masked_one_by_one() -> None:
     """Half too old, the last one too far: the others train."""
-    reasons = mask_reasons([3, 4, 8, 9], [3, 0, 2, 5], max_staleness=2, max_sequence_tokens=9)
+    reasons = masked(np.array([3, 4, 8, 9]), np.array([3, 0, 2, 5]), max_staleness=2, max_sequence_tokens=9)
 
-    assert reasons == [MaskReason.STALE, None, None, MaskReason.TOO_LONG]
+    assert {reason: of.tolist() for reason, of in reasons.items()} == {
+        MaskReason.STALE: [True, False, False, False],
+        MaskReason.TOO_LONG: [False, False, False, True],
+    }
 
 
 STEPS = VersionSteps([(0, 0), (1, 1), (2, 2), (3, 3)])
@@ -102,6 +107,53 @@ STEPS = VersionSteps([(0, 0), (1, 1), (2, 2), (3, 3)])
 def a_group(*samples: object, rewards: tuple[float, ...] = (1.0, 0.0)) -> Group:
     members = [samples_ready(index=i, reward=r, samples=[s]) for i, (s, r) in enumerate(zip(samples, rewards, strict=True))]  # type: ignore[list-item]
     return Group("g", tuple(members))
+
+
+@given(
+    samples=st.lists(
+        st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3)), max_size=4), min_size=2, max_size=2
+    ),
+    max_staleness=st.integers(0, 3),
+    max_sequence_tokens=st.integers(1, 20),
+)
+def test_a_batch_is_every_token_judged_on_its_own(samples, max_staleness, max_sequence_tokens) -> None:
+    """Turns of some prompt tokens and some sampled ones of a version: as if each token were looked at by itself."""
+    made, trained, masked_counts, ages = [], [], Counter[MaskReason](), Counter[int]()
+    for turns in samples:
+        place, spans, versions = 0, [], []
+        for prompt_tokens, num_tokens, version in turns:
+            spans.append((place + prompt_tokens, place + prompt_tokens + num_tokens))
+            versions.append((version, num_tokens))
+            for position in range(*spans[-1]):
+                ages[3 - version] += 1
+                if position >= max_sequence_tokens:
+                    masked_counts[MaskReason.TOO_LONG] += 1
+                elif 3 - version > max_staleness:
+                    masked_counts[MaskReason.STALE] += 1
+                else:
+                    trained.append((len(made), position, -float(position), version == 3))
+            place = spans[-1][1]
+        sample = a_sample(range(place), spans, versions=versions)
+        logprobs = Float32s([-float(position) for span in spans for position in range(*span)])
+        made.append(sample.model_copy(update={"logprobs": logprobs}))
+
+    batch = make_batch(
+        [a_group(*made)], STEPS, 3, 3, an_algorithm(max_staleness=max_staleness, max_sequence_tokens=max_sequence_tokens)
+    )
+
+    found = [
+        (number, position, float(batch.engine_logprobs_N[path.first + at]), bool(batch.is_current_N[path.first + at]))
+        for number, path in enumerate(batch.paths[0])
+        for at, position in enumerate(path.trained)
+    ]
+    assert found == trained and batch.num_trained == len(trained) and dict(batch.ages) == dict(ages)
+    for number, path in enumerate(batch.paths[0]):
+        advantages = batch.advantages_N[path.first : path.first + len(path.trained)]
+        assert bool(((advantages > 0) == (number == 0)).all())
+    said = Counter[str]()
+    for account in batch.episodes[0]:
+        said.update(account.masked)
+    assert said == masked_counts and sum(account.trained for account in batch.episodes[0]) == len(trained)
 
 
 def test_a_trajectory_half_of_whose_tokens_are_too_old_trains_its_other_half() -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PUBLISHES = re.compile(r"^from loadtest\.report import .*\bpublish\b", re.MULTILINE)
 BENCHMARKS = sorted(path.stem for path in (ROOT / "loadtest").glob("*.py") if PUBLISHES.search(path.read_text()))
 """The other modules there are parts of these."""
-FIGURE_KEYS = {"value", "unit", "goal", "better", "reference", "reference_value", "runs"}
+FIGURE_KEYS = {"value", "unit", "goal", "met", "better", "reference", "reference_value", "runs"}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -34,6 +34,7 @@ def test_a_benchmark_runs_and_writes_what_is_promised(name: str, tmp_path: Path)
         assert figure["better"] in ("lower", "higher")
         assert figure["reference"]
         assert figure["goal"] is None or figure["goal"] > 0
+        assert (figure["met"] is None) == (figure["goal"] is None)
         for number in (figure["value"], figure["reference_value"], *figure["runs"]):
             assert math.isfinite(number) and number > 0
     assert document["machine"]["cores"] >= 1
@@ -52,3 +53,20 @@ def test_a_value_is_the_median_of_its_runs_and_the_table_says_how_it_compares(
     assert json.loads(written.read_text())["figures"]["hop"]["value"] == 30.0
     assert figure.ratio == 2.0
     assert "≤ 40" in shown and "2.00" in shown
+
+
+def test_a_goal_that_is_missed_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the figure and what was asked; in the JSON, too. One that is met is, exactly at its goal, too."""
+    figures = {
+        "hop": Figure("us", "lower", [50.0], "floor", [10.0], goal=40.0),
+        "busy": Figure("", "higher", [0.97], "all", [1.0], goal=0.97),
+        "lost": Figure("tokens", "lower", [0.0], "cells", [1.0], goal=0.0),
+        "rate": Figure("/s", "higher", [3.0], "floor", [1.0]),
+    }
+    written = publish("some", figures, tmp_path)
+    shown = capsys.readouterr().out
+    verdicts = {key: figure["met"] for key, figure in json.loads(written.read_text())["figures"].items()}
+
+    assert verdicts == {"hop": False, "busy": True, "lost": True, "rate": None}
+    assert "goal missed: hop is 50 us, asked was ≤ 40" in shown
+    assert shown.count("goal missed:") == 1

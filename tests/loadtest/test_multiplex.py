@@ -17,7 +17,7 @@ from loadtest.fleet.timed_figures import living_steps, misplaced
 from loadtest.fleet.timed_run import play
 
 
-def test_a_cell_is_played_to_its_end_and_no_token_is_lost(tmp_path: Path) -> None:
+def test_a_cell_is_played_to_its_end_and_no_token_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two nodes that take turns at rollout and training; the JSON has what tools are promised."""
     main(["--quick", "--results", str(tmp_path)])
     document = json.loads((tmp_path / "multiplex.json").read_text())
@@ -30,6 +30,10 @@ def test_a_cell_is_played_to_its_end_and_no_token_is_lost(tmp_path: Path) -> Non
     assert 0 < figures["busy_share"]["value"] <= 1
     assert cell["failures"] == [] and cell["figures"]["steps"] == 3
     assert all(math.isfinite(cell["figures"][name]) for name in ("throughput", "staleness_mean", "reprefilled"))
+    assert all(figure["met"] is not None for figure in figures.values())
+    said = capsys.readouterr().out
+    assert "1 cell, about" in said and "multiplex_cells.json" in said
+    assert "not measured: throughput_vs_sync_colocated (needs --modes auto,sync-colocated" in said
 
 
 @pytest.mark.slow

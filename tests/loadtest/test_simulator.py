@@ -15,6 +15,8 @@ from loadtest.fleet.baselines import balanced_share, best_split, idle_lending, m
 from loadtest.fleet.cost import cost_of
 from loadtest.fleet.simulator import Change, Mode, Scene, config_of, node_name, simulate
 from loadtest.fleet.simulator_account import Doing, Outcome
+from loadtest.fleet.simulator_episodes import Episode
+from loadtest.fleet.simulator_queue import Queue
 from loadtest.fleet.workloads import AGENTIC, REASONING, Lengths, Workload, shifting, with_ratio, work_of
 from seamlessflow.contracts import Lease, Role, Service
 from services.scheduler.policy.base import Demand, Node, Process
@@ -215,3 +217,67 @@ def test_a_backlog_counts_as_far_as_it_was_worked_on_in_the_window() -> None:
 
     assert drained.throughput == pytest.approx((0.75 / 2 + 0.25) * outcome.trained_throughput, rel=1e-3)
     assert piled_up.throughput == outcome.trained_throughput
+
+
+@pytest.mark.parametrize("name", ["sync colocated", "multiplexed", "auto", "partial rollout"])
+@pytest.mark.parametrize("workload", [SHORT, AGENTS], ids=["single", "agentic"])
+def test_a_run_that_tells_long_ones_from_others_plays_on_and_loses_no_token(name: str, workload: Workload) -> None:
+    """Also where a node dies that had some of them."""
+    repeated = replace(workload, questions=GROUPS)
+    outcome = simulate(scene(name, repeated, split=2, long_tail=1.2, changes=[Change(100.0, node_name(3), joins=False)]))
+
+    assert outcome.steps == 6
+    assert outcome.lost_or_repeated_tokens == 0
+
+
+def test_questions_that_come_again_take_about_as_long_as_before() -> None:
+    """Tasks of one question have its share of the variance in common, and are no copies of each other."""
+    workload = replace(SHORT, questions=GROUPS, common=1.0)
+
+    assert workload.question("t3") == workload.question(f"t{3 + GROUPS}") != workload.question("t4")
+    assert workload.episode("t3", 0) == workload.episode(f"t{3 + GROUPS}", 1)
+    assert replace(SHORT, questions=GROUPS).episode("t3", 0) != replace(SHORT, questions=GROUPS).episode(f"t{3 + GROUPS}", 0)
+
+
+class Puller:
+    """A node with some free slots."""
+
+    def __init__(self, name: str, *, is_lent: bool = False, slots: int = 2) -> None:
+        self.name, self.is_lent, self._slots = name, is_lent, slots
+        self.taken: list[str] = []
+
+    @property
+    def credit(self) -> int:
+        return self._slots - len(self.taken)
+
+    def take(self, episode: Episode) -> None:
+        self.taken.append(episode.name)
+
+
+def asked(name: str, *, bucket: int, is_long: bool) -> Episode:
+    return cast(Episode, SimpleNamespace(name=name, bucket=bucket, is_long=is_long, order=0, waits=False))
+
+
+def test_the_queue_gives_long_ones_to_who_stays_and_to_a_lent_node_only_what_is_left() -> None:
+    """As the workers' pulls do. Buckets 0 and 1 are of long ones, 2 and 3 of the others."""
+    queue, lent, stays = Queue(), Puller("a", is_lent=True, slots=4), Puller("b", slots=2)
+    queue.bind(lent, (2,), 2)
+    queue.bind(stays, (0, 1, 3), 2)
+    for number in range(3):
+        queue.ask(asked(f"long-{number}", bucket=number % 2, is_long=True))
+
+    assert (stays.taken, lent.taken) == (["long-0", "long-1"], ["long-2"])
+
+
+def test_of_what_waits_an_owner_takes_its_long_ones_first_and_a_lent_node_long_ones_last() -> None:
+    """Whatever was asked first."""
+    queue = Queue()
+    for number in range(3):
+        queue.ask(asked(f"plain-{number}", bucket=2, is_long=False))
+        queue.ask(asked(f"long-{number}", bucket=0, is_long=True))
+    lent, stays, other = Puller("a", is_lent=True, slots=2), Puller("b"), Puller("c", is_lent=True)
+    queue.bind(lent, (2,), 2)
+    queue.bind(stays, (0,), 2)
+    queue.bind(other, (), 2)
+
+    assert (lent.taken, stays.taken, other.taken) == (["plain-0", "plain-1"], ["long-0", "long-1"], ["plain-2", "long-2"])

@@ -34,6 +34,8 @@ class Session:
     time: OwnTime = field(default_factory=OwnTime)
     """Stands still while a call of its waits for an answer."""
     is_over: bool = False
+    sampled_tokens: int = 0
+    """Of all answers so far."""
 
     def close(self) -> tuple[str, ...]:
         """No more calls; those still open are given up. Returns the calls whose answer never reached the agent."""

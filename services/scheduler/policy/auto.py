@@ -1,8 +1,9 @@
 """Auto: the gang's size and the lending follow what is measured, step by step.
 
-A step costs R node-seconds of rollout and T of training, so of N nodes N·T/(R+T) should train: the *ideal share*. No split
-into whole nodes is that, so the gang alternates between the two sizes around it, in long strides: the smaller one lets
-batches pile up, the larger one works them off. One node changes hands at each turn, at the end of a step.
+A step costs R node-seconds of rollout and T of training, both for the same tokens (``measures``; those of the batches that are
+finished first are few), so of N nodes N·T/(R+T) should train: the *ideal share*. No split into whole nodes is that, so the gang
+alternates between the two sizes around it, in long strides: the smaller one lets batches pile up, the larger one works them
+off. One node changes hands at each turn, at the end of a step.
 
     smaller ──(even the larger one will not run dry during its next step)──▶ larger
     larger ──(it would run dry)──▶ smaller; lent as a whole while the gap is worth it

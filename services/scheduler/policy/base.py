@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seamlessflow.contracts import Hardware, Lease, Role, Service
-from seamlessflow.contracts.tags import components
+from seamlessflow.contracts.tags import components, needed_tag
 from seamlessflow.tag_rules import Rule
 
 ROLLOUT, TRAIN = "rollout", "train"
@@ -83,8 +83,9 @@ class Node:
 
     def serves_as(self, service: Service) -> bool:
         """Whether it is a serving node of this kind. One lease holds one role: a device or a manager comes first."""
-        taken = self.is_device or (service is not Service.TRAJECTORY_MANAGER and Service.TRAJECTORY_MANAGER in self.processes)
-        return service.value in self.processes and not taken
+        if service.value not in self.processes or self.is_device:
+            return False
+        return service is Service.TRAJECTORY_MANAGER or Service.TRAJECTORY_MANAGER not in self.processes
 
     @property
     def num_roles(self) -> int:
@@ -109,7 +110,7 @@ class Rates:
     rollout_seconds: float | None = None
     """Node-seconds of rollout that one step's worth of useful groups costs."""
     train_seconds: float | None = None
-    """Node-seconds of one step: its duration times the size of its gang."""
+    """Node-seconds of one step, its duration times the size of its gang, for as much as was rolled out lately for one."""
     reclaim_seconds: float | None = None
     """From the lease that takes a node out of rollout until its trainer holds the device."""
     lend_seconds: float | None = None
@@ -157,8 +158,8 @@ class Demand:
     """By environment: the tag an agent-runner's node must have to run its agents; none for an environment that is not here."""
 
     def lacks(self, node: Node, tag: str) -> tuple[str, ...]:
-        """Components of a tag that a node has not, for this run."""
-        lacking = [part for part in components(tag) if not node.has_tag(part)]
+        """Components of a tag that a node has not, for this run. Who serves a tag serves its long generations."""
+        lacking = [part for part in components(needed_tag(tag)) if not node.has_tag(part)]
         if lacking and self.tag_rules:
             ruled = {given for given, rule in self.tag_rules if rule.holds(node.hardware)} - node.taken_away
             lacking = [part for part in lacking if part not in ruled]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from seamlessflow.contracts import Role
 
@@ -20,7 +21,8 @@ def given_out(policy: Policy, fleet: Sequence[Node], demand: Demand, now: float)
     if wrong is None:
         return said, None
     words = f"policy {demand.policy} failed, so roles stay as they are: {wrong}"
-    return [_as_before(node, demand, words) for node in fleet], words
+    names = {node.name for node in fleet}
+    return [_as_before(node, demand, words, names) for node in fleet], words
 
 
 def broken_promise(said: Sequence[Assignment], fleet: Sequence[Node], demand: Demand) -> str | None:
@@ -50,10 +52,20 @@ def broken_promise(said: Sequence[Assignment], fleet: Sequence[Node], demand: De
     return None
 
 
-def _as_before(node: Node, demand: Demand, words: str) -> Assignment:
+def _as_before(node: Node, demand: Demand, words: str, names: Collection[str]) -> Assignment:
+    """``names``: of the nodes that the run has now. Who leads others that are gone leads them no more."""
     lease = node.lease
     if lease is None or lease.run != demand.run:
         return rollout(node, demand, words)
+    stands = as_it_stands(node, demand, words)
+    gang = tuple(name for name in lease.gang if name in names) if lease.trainer else lease.gang
+    return replace(stands, gang=gang if len(gang) > 1 else ())
+
+
+def as_it_stands(node: Node, demand: Demand, words: str) -> Assignment:
+    """What a node does now; it must have a lease of the run."""
+    lease = node.lease
+    assert lease is not None
     return Assignment(
         node.name, demand.run, lease.role, words, lease.tags, lease.trainer, lease.gang, lease.hand_back, lease.lent
     )

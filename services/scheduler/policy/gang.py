@@ -6,6 +6,7 @@
 
 Release before grant: the lead, which rolls out until then, is told TRAIN when every member holds its device, or had its time.
 Afterwards members come and go while steps are taken, each at the end of one: a lease says with whom *the next* step is taken.
+So does one that people send away: it is in nobody's gang any more, and stays where it is until the step is taken.
 """
 
 from __future__ import annotations
@@ -88,6 +89,19 @@ def is_overdue(node: Node, demand: Demand, now: float) -> bool:
     return is_told(node, demand) and not is_in_place(node, demand) and late
 
 
+def stays_for_step(node: Node, fleet: Sequence[Node], demand: Demand) -> bool:
+    """Whether a member that may train no more (drained, or ``train`` was taken from it by hand) holds its device for a step in
+    progress. ``fleet``: the nodes of its run. Not without its process, nor without that of the lead: then the step is over.
+    """
+    trainer = node.processes.get(Service.TRAINER)
+    if not is_told(node, demand) or trainer is None or trainer.gone_since is not None:
+        return False
+    leads = [other for other in fleet if other.lease is not None and other.lease.trainer and is_told(other, demand)]
+    return any(
+        lead is not node and lead.has(TRAIN) and _leads(lead, node) and _may_share_step(node, lead, demand) for lead in leads
+    )
+
+
 def patience(demand: Demand) -> float:
     """How long a node may take from its lease to its device, in seconds."""
     return max(RELEASE_SECONDS, SLOW * (demand.rates.reclaim_seconds or 0.0))
@@ -98,10 +112,16 @@ def _may_be_in_step(fleet: Sequence[Node], lead: Node, demand: Demand) -> frozen
 
     Not those without a trainer process, nor those of another lead: with them that step is over.
     """
+    told = [node for node in fleet if is_told(node, demand) and node.has(TRAIN) and _leads(lead, node)]
+    return frozenset(node.name for node in told if _may_share_step(node, lead, demand))
+
+
+def _may_share_step(node: Node, lead: Node, demand: Demand) -> bool:
+    """Whether a step in progress began, or may have begun, with a node that was told to train: the lead's lease names it, or is
+    not the only one that counts yet."""
     assert lead.lease is not None
-    told = frozenset(node.name for node in fleet if is_told(node, demand) and node.has(TRAIN) and _leads(lead, node))
     is_settled = demand.settled_epochs.get(lead.name, -1) >= lead.lease.epoch
-    return told & frozenset(lead.lease.gang) if is_settled else told
+    return not is_settled or node.name in lead.lease.gang
 
 
 def _leads(lead: Node, node: Node) -> bool:

@@ -66,6 +66,11 @@ class GroupAdmitted(Event):
     """Optimiser steps done when it was admitted."""
     bucket: int = 0
     """Affinity bucket of all its episodes: the node that owns it keeps the prompt and the turns they share in its cache."""
+    expected_tokens: int | None = None
+    """What one of its episodes should take to sample, where the run tells long ones from others (``fleet.long_tail``) and that
+    is known."""
+    long: bool = False
+    """Whether that is much more than others take: its episodes are opened first, and their generations pulled first."""
 
 
 class EpisodeOpened(Event):
@@ -85,6 +90,8 @@ class EpisodeOpened(Event):
     min_weights_version: int = 0
     """Its tokens may be sampled by this version or a later one."""
     seed: int
+    expected_tokens: int | None = None
+    """As its group's; whether that is long is part of ``tag``."""
 
 
 class EpisodeStarted(Event):
@@ -109,6 +116,8 @@ class EpisodeEnded(Event):
     undelivered: tuple[str, ...] = ()
     """Calls whose answer never reached the agent; not trained."""
     wall_seconds: float = 0.0
+    sampled_tokens: int | None = None
+    """Of all its answers, as far as its runner heard them. None: not known."""
 
 
 MAX_LOST_ATTEMPTS = 10

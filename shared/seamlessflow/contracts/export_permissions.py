@@ -31,7 +31,7 @@ from .routes import (
 from .streams import consumer_name
 from .tags import ALL_PLACES
 
-SHARDS, BUCKETS_PER_TAG = 16, 16
+SHARDS, BUCKETS_PER_TAG = 16, 64
 """Parts a deployment with permissions may use; raise them here and run ``./task schemas``."""
 
 SERVICES = tuple(service for service in Service if service is not Service.USER)

@@ -47,6 +47,9 @@ class TaskSubmitted(Event):
     """For the verifier, and for agents that want more than the prompt. JSON values."""
     evaluation: str | None = None
     """None: train on it. 'before' or 'after': held out, done once in that evaluation round with greedy sampling."""
+    expected_tokens: int | None = None
+    """How many tokens one episode of it may take to sample, if its author can tell: tasks that take much more than others may
+    be done first (``fleet.long_tail``). None: what the same prompt took before."""
 
 
 class TasksEnded(Event):

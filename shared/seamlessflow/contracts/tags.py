@@ -2,8 +2,10 @@
 
     component   h800             one thing that nodes have or have not: announced, added by hand, or by a rule
     work tag    h800+rollout     what a generation needs: all of these at once; one token of its subject
+    class       long+rollout     the same need, of generations that are expected to be long; who pulls them when differs
 
 A node serves a work tag when it has all its components. ``rollout`` is a component of each: without it nothing is sampled.
+``long`` is no component that nodes have: whoever serves a tag serves the long generations of that tag.
 Always true: the same set of components is spelled in one way, whatever order and however often they were given.
 """
 
@@ -20,6 +22,8 @@ ROLLOUT_TAG = "rollout"
 ROLES = ("rollout", "train", "serve", "schedule")
 """Components that processes announce by being what they are; nobody can give them to a node that has no such process."""
 _SAMPLE_NOTHING = ("serve", "schedule")
+LONG = "long"
+"""The class of generations that are expected to be long, in work tags of runs with ``fleet.long_tail``."""
 MAX_WORK_TAGS = 8
 """Different work tags of one run: the server's permissions name every consumer, so there is a highest count."""
 MAX_COMPONENTS = 4
@@ -45,12 +49,33 @@ def canonical(tag: str) -> str:
 def work_tag(tag: str) -> str:
     """A tag that generations may carry: canonical, and with ``rollout``, which goes without saying.
 
-    Raises ValueError as ``canonical`` does, and for roles of services that sample nothing.
+    Raises ValueError as ``canonical`` does, for roles of services that sample nothing, and for the name of a class.
     """
     tag = canonical(f"{tag}+{ROLLOUT_TAG}")
+    if LONG in components(tag):
+        raise ValueError(
+            f"{LONG} is the class of generations that are expected to be long: no node has it; choose another name"
+        )
     if others := [part for part in components(tag) if part in _SAMPLE_NOTHING]:
         raise ValueError(f"{' and '.join(others)} is what services without a device announce: no node that samples has it")
     return tag
+
+
+def long_tag(tag: str) -> str:
+    """The work tag of the generations that need the same and are expected to be long. Raises ValueError for a full tag."""
+    return canonical(f"{tag}+{LONG}")
+
+
+@cache
+def is_long(tag: str) -> bool:
+    """Whether a work tag is of generations that are expected to be long."""
+    return LONG in components(tag)
+
+
+@cache
+def needed_tag(tag: str) -> str:
+    """What a work tag asks of a node: without its class."""
+    return "+".join(part for part in components(tag) if part != LONG)
 
 
 @cache

@@ -5,10 +5,11 @@ from .device import DeviceLock
 from .inbox import HandlerTable, Inbox, keep_alive
 from .presence import LeaseWatch, Presence, read_lease
 from .runs import failure_words, read_run, stop_run
+from .settling import Settling
 from .speaker import Speaker
 from .starting import run_service
 
 __all__ = [
-    "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Speaker",
+    "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Settling", "Speaker",
     "failure_words", "keep_alive", "make_context", "open_context", "read_lease", "read_run", "run_service", "stop_run",
 ]  # fmt: skip

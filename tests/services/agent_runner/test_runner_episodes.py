@@ -21,7 +21,7 @@ async def test_an_agent_asks_its_model_and_is_judged(start_runner: Any, python_a
 
     assert (ended.status, ended.reason) == (EpisodeStatus.COMPLETED, "")
     assert ended.reward == len("echo: hello")
-    assert (ended.num_calls, ended.undelivered) == (1, ())
+    assert (ended.num_calls, ended.undelivered, ended.sampled_tokens) == (1, (), 7)
     assert ended.origin.task == "t1" and ended.wall_seconds > 0
 
 

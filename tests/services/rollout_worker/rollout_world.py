@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from safetensors.torch import save
 
@@ -44,6 +45,10 @@ from seamlessflow.contracts.streams import journal, queue_stream, run_consumers,
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context, make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path
+from seamlessflow.weights.delta import encode
+from seamlessflow.weights.fetching import tensor_digests
+from seamlessflow.weights.manifests import DELTA_FILE, version_facts
+from seamlessflow.weights.tensorfile import parse_tensors
 from services.rollout_worker.config import WorkerSettings
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
 from services.rollout_worker.inflight import Pace
@@ -147,6 +152,7 @@ class HandEngine:
         if self.refuses_load is not None:
             raise self.refuses_load
         self.calls.append(f"load {weights_version}")
+        self.loaded = {name: tensor.tolist() for name, tensor in tensors.items()}
         self.weights_version = weights_version
 
     async def _hang(self, where: str) -> None:
@@ -197,6 +203,11 @@ class Worker:
         await self.task
 
 
+def _file_of(version: int) -> bytes:
+    """The weights of a version: one tensor, full of its number."""
+    return save({"w": torch.full((2,), float(version))})
+
+
 class World:
     """One run, its weights, its leases, and what was said."""
 
@@ -244,8 +255,15 @@ class World:
         publish_folder(self.store, model_path(RUN), named, {})
 
     async def publish_weights(self, version: int, *, head: bool = True) -> None:
-        content = save({"w": torch.full((2,), float(version))})
-        publish_folder(self.store, weights_path(RUN, version), {"model.safetensors": content}, {})
+        publish_folder(self.store, weights_path(RUN, version), {"model.safetensors": _file_of(version)}, {})
+        if head:
+            await self.move_head(version)
+
+    async def publish_delta(self, version: int, *, before: int, head: bool = True) -> None:
+        """What ``publish_weights`` would publish, as its changes to another version alone."""
+        old, new = (parse_tensors(np.frombuffer(_file_of(each), np.uint8), "w")[0] for each in (before, version))
+        facts = version_facts(weights_version=version, step=version, dtype="float32", base=before, tensors=tensor_digests(new))
+        publish_folder(self.store, weights_path(RUN, version), {DELTA_FILE: encode(old, new)}, facts)
         if head:
             await self.move_head(version)
 

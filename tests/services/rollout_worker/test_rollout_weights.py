@@ -5,11 +5,13 @@ import shutil
 import time
 
 import pytest
+import torch
+from safetensors.torch import save
 from structlog.testing import capture_logs
 
 from seamlessflow.contracts import Role, RoleReleased, RoleTaken, SegmentSampled, WeightsLoaded
 from seamlessflow.errors import BadInput
-from seamlessflow.weights import weights_path
+from seamlessflow.weights import publish_folder, weights_path
 from services.rollout_worker import tenure as tenure_module
 from services.rollout_worker import weights as weights_module
 from services.rollout_worker.update_steps import Step
@@ -65,6 +67,69 @@ async def test_the_newest_version_wins_and_old_ones_leave_the_disk(world: World)
     assert [call for call in worker.engine.calls if call.startswith("load")] == ["load 3", "load 4"]
     folder = world.folder / "work" / "rollout-worker" / NODE / RUN
     assert sorted(each.name for each in folder.iterdir()) == ["00000003", "00000004"]
+
+
+async def test_a_version_that_is_only_its_changes_is_loaded_whole(world: World):
+    """Made of the one that is here, several steps at once where some were overtaken; engines see complete tensors."""
+    worker = await world.ready()
+    await world.publish_delta(1, before=0)
+    await world.until(lambda: worker.engine.weights_version == 1)
+    assert worker.engine.loaded == {"w": [1.0, 1.0]}
+
+    await world.publish_delta(2, before=1, head=False)
+    await world.publish_delta(3, before=2)
+    await world.until(lambda: worker.engine.weights_version == 3)
+    assert worker.engine.loaded == {"w": [3.0, 3.0]}
+
+
+async def test_a_worker_that_comes_late_takes_a_full_version_and_the_changes_since(world: World):
+    """It starts with the newest version, not with the full one."""
+    await world.open_run()
+    await world.publish_model()
+    await world.publish_weights(1, head=False)
+    await world.publish_delta(2, before=1, head=False)
+    await world.publish_delta(3, before=2)
+    worker = world.worker()
+    await world.lease()
+    await world.until_said(WeightsLoaded, 1)
+
+    assert worker.engine.calls == ["start"] and worker.engine.weights_version == 3
+    assert {loaded.weights_version for loaded in await world.said(WeightsLoaded)} == {3}
+
+
+async def test_changes_that_are_damaged_stop_nobody(world: World):
+    """They are never loaded, by nobody, nor what builds on them; the next full version heals it."""
+    worker = await world.ready(by_itself=True)
+    await world.publish_delta(1, before=0, head=False)
+    path = f"{weights_path(RUN, 1)}/delta.safetensors"
+    world.store.write(path, world.store.read(path)[:-1])
+    with capture_logs() as logs:
+        await world.move_head(1)
+        await world.ask("c1")
+        await world.until_acked()
+        await world.publish_delta(2, before=1)
+        await world.until(lambda: sum(line["event"] == "weights.skipped" for line in logs) >= 2)
+    assert worker.engine.weights_version == 0 and len(await world.tokens("c1")) == 8
+    assert any("do not have the manifest's digest" in line["reason"] for line in logs if line["event"] == "weights.skipped")
+
+    await world.publish_weights(3)
+    await world.until(lambda: worker.engine.weights_version == 3)
+
+
+async def test_weights_that_are_no_numbers_never_reach_an_engine(world: World):
+    """A policy that broke in training: sampling goes on with the last good one."""
+    worker = await world.ready(by_itself=True)
+    with capture_logs() as logs:
+        content = save({"w": torch.tensor([1.0, float("nan")])})
+        publish_folder(world.store, weights_path(RUN, 1), {"model.safetensors": content}, {})
+        await world.move_head(1)
+        await world.until(lambda: any(line["event"] == "weights.skipped" for line in logs))
+    await world.ask("c1")
+    await world.until_acked()
+
+    assert worker.engine.weights_version == 0 and "load 1" not in worker.engine.calls
+    (skipped, *_) = [line for line in logs if line["event"] == "weights.skipped"]
+    assert "tensor w has values that are NaN or infinite" in skipped["reason"]
 
 
 async def test_a_truncated_version_is_skipped_and_sampling_goes_on(world: World):

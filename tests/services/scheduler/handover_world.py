@@ -1,9 +1,11 @@
 """A world in which devices change hands: real pure protocol, small models of processes, and no clock but its own.
 
     scheduler   Fleet, Pulse, next_plan, next_lease, Progress, Measures as they are; leases are compare-and-set
-    worker      ``rollout_worker.roles.moves`` as it is, one move at a time; generations with the fence of their claims
+    worker      ``rollout_worker.roles.moves``, ``decide`` and ``Chain`` as they are, one move at a time; a generation is a
+                subject of the journal with its fence
     trainer     what trainer/device_turn and trainer/service do with a lease, one thing at a time
     device      a lock for each machine, which goes with its holder
+    people      drain nodes and take tags away, and undo it
 
 Anything may happen between two moves: processes die, hang and start again, leases are read late or not at all, news come to
 the scheduler late, twice and out of order, schedulers are replaced, and their clocks are an hour off.
@@ -12,7 +14,7 @@ the scheduler late, twice and out of order, schedulers are replaced, and their c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from scheduler_world import RUN, Journal, config, origin, task
@@ -22,15 +24,23 @@ from seamlessflow.contracts import (
     EpisodeEnded,
     EpisodeStatus,
     Event,
+    GenerationFinish,
+    GenerationRequested,
     GroupAdmitted,
+    Int32s,
     Lease,
+    NodeOrder,
     NodeStatus,
     Role,
     RoleReleased,
     RoleTaken,
+    Sampling,
     StepTaken,
     TrainerStarted,
 )
+from seamlessflow.errors import SequenceMismatch
+from services.rollout_worker.chain import Chain
+from services.rollout_worker.inflight import Continue, EndNow, History, Stretch, decide
 from services.rollout_worker.roles import Move, Standing, moves
 from services.scheduler.demand import demand_of
 from services.scheduler.fleet import Fleet, HeldLease
@@ -44,19 +54,46 @@ from services.scheduler.pulse import Pulse
 WORKER, TRAINER = "rollout-worker", "trainer"
 CAPABILITY = {WORKER: "rollout", TRAINER: "train"}
 PRESENCE_SECONDS = 5.0
+NUM_TOKENS = 9
+"""Of a generation: more than a worker samples in a second."""
 
 
 @dataclass(eq=False)
 class Generation:
-    """A unit of work. ``claim``: who may write to it. ``holders``: were delivered it, and did not give it back."""
+    """A unit of work: its subject in the journal, and who was delivered it and did not give it back."""
 
     name: str
-    claim: int = 0
-    tokens: list[int] = field(default_factory=list)
-    """The claims under which they were stored."""
+    said: list[Event] = field(default_factory=list)
     is_queued: bool = True
-    is_ended: bool = False
     holders: set[Process] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.request = GenerationRequested(
+            run=RUN, episode="e-0-0", generation=self.name, tag="rollout", bucket=0, shard=0, suffix=Int32s([7]),
+            sampling=Sampling(max_tokens=NUM_TOKENS), stop_token_ids=(), seed=1,
+        )  # fmt: skip
+        self._histories = [History()]
+
+    @property
+    def history(self) -> History:
+        return self._histories[-1]
+
+    @property
+    def is_ended(self) -> bool:
+        return self.history.ended
+
+    def history_until(self, seq: int) -> History:
+        """What somebody knows who heard no more of it."""
+        return self._histories[seq]
+
+    def append(self, event: Event, expected_last_seq: int | None) -> int:
+        """As the server does: whoever expects nothing is not refused. Raises BadInput where tokens are missing or come
+        twice."""
+        if expected_last_seq not in (None, len(self.said)):
+            raise SequenceMismatch(self.name)
+        self.said.append(event)
+        self._histories.append(self.history.after(event, len(self.said)))
+        return len(self.said)
 
 
 @dataclass(eq=False)
@@ -74,7 +111,7 @@ class Process:
 
     def __init__(self, world: World, machine: Machine) -> None:
         self.world, self.machine = world, machine
-        self.is_alive, self.is_hung = True, False
+        self.is_alive, self.is_hung, self.is_slow = True, False, False
         self.lease: Lease | None = None
         self.is_news = False
         self.todo: deque[str] = deque()
@@ -141,8 +178,7 @@ class Worker(Process):
         super().__init__(world, machine)
         self.run: str | None = None
         self.pulls = self.is_frozen = False
-        self.held: dict[Generation, int] = {}
-        """To the claim under which it is sampled."""
+        self.held: dict[Generation, Chain] = {}
 
     def plan(self, lease: Lease) -> list[str]:
         self.obeyed = lease.epoch
@@ -178,35 +214,56 @@ class Worker(Process):
         return True
 
     def hand_back(self) -> None:
-        for generation, claim in self.held.items():
-            generation.holders.discard(self)
-            if claim == generation.claim and not generation.is_ended:
-                generation.is_queued = True
-        self.held.clear()
+        for generation in list(self.held):
+            self.drop(generation)
+            generation.is_queued = not generation.is_ended
+
+    def drop(self, generation: Generation) -> None:
+        del self.held[generation]
+        generation.holders.discard(self)
 
     def work(self) -> None:
-        """Claim something, or sample a token of it, or end it."""
+        """Take something from the queue, or say the next thing about it: a claim, a token, the end."""
         if not (self.acts and self.pulls and not self.is_frozen):
             return
         assert self.holds, "a worker samples on a device that is not its own"
-        queued = [each for each in self.world.generations if each.is_queued]
+        queued = [each for each in self.world.generations if each.is_queued and each not in self.held]
         if queued and len(self.held) < 2:
-            generation = queued[0]
-            generation.is_queued = False
-            generation.claim += 1
-            generation.holders.add(self)
-            self.held[generation] = generation.claim
+            self.pull(queued[0])
         elif self.held:
-            generation, claim = next(iter(self.held.items()))
-            if claim != generation.claim or generation.is_ended:  # the fence: it was presumed dead
-                del self.held[generation]
-                generation.holders.discard(self)
-            elif len(generation.tokens) < 2:
-                generation.tokens.append(claim)
-            else:
-                generation.is_ended = True
-                del self.held[generation]
-                generation.holders.discard(self)
+            generation = next(iter(self.held))
+            try:
+                self.go_on(generation, self.held[generation])
+            except SequenceMismatch:  # it was presumed dead, or its picture was old
+                self.drop(generation)
+
+    def pull(self, generation: Generation) -> None:
+        """A first delivery is taken for a fresh generation without reading what was said of it."""
+        generation.is_queued = False
+        if generation.is_ended:
+            return
+        self.world.num_claims += 1
+        nonce = f"n{self.world.num_claims}"
+        chain = Chain(generation.request, generation.history, worker=self.machine.node, nonce=nonce)
+        generation.holders.add(self)
+        self.held[generation] = chain
+        if self.world.num_claims % 2:  # else its first segment is the claim
+            chain.stored(generation.append(chain.claim(), chain.last_seq))
+
+    def go_on(self, generation: Generation, chain: Chain) -> None:
+        """With what it knows; the engine samples the token behind its own last one."""
+        known = generation.history_until(chain.last_seq)
+        decision = decide(generation.request, known, prompt_tokens=1, max_context_tokens=99)
+        if isinstance(decision, Continue):
+            num_known = len(known.token_ids)
+            stretch = Stretch(num_known, 0, 0.0, [num_known], [-1.0])
+            end = GenerationFinish.LENGTH if decision.max_tokens == 1 else None
+            chain.stored(generation.append(chain.segment(stretch, end), chain.last_seq))
+            if end is None:
+                return
+        elif isinstance(decision, EndNow):
+            generation.append(chain.end(decision.finish, len(known.token_ids)), chain.last_seq)
+        self.drop(generation)
 
 
 class Trainer(Process):
@@ -215,11 +272,16 @@ class Trainer(Process):
     def __init__(self, world: World, machine: Machine) -> None:
         super().__init__(world, machine)
         self.is_new, self.is_lent, self.may_step = True, False, False
+        self.gang: tuple[str, ...] = ()
         self.line = self.step = self.num_nodes = 0
         """Line 0: it is not in the run."""
         self.batch: str | None = None
         self.in_step = 0
         """Nodes of the step in progress."""
+        self.partners: list[Process] = []
+        """Who held a device for the step when it began."""
+        self.has_hung = False
+        """In the step in progress: then it is no wonder that nobody waits for it."""
 
     def plan(self, lease: Lease) -> list[str]:
         self.obeyed = lease.epoch
@@ -245,7 +307,7 @@ class Trainer(Process):
                 self.world.say(TrainerStarted(run=RUN, line=self.line, step=self.step, weights_version=self.line))
             case Move.TAKE:
                 assert self.lease is not None
-                self.num_nodes = max(1, len(self.lease.gang))
+                self.gang, self.num_nodes = self.lease.gang, max(1, len(self.lease.gang))
                 if not self.take():
                     return False
                 self.is_lent = self.may_step = True
@@ -265,6 +327,11 @@ class Trainer(Process):
         """Say a batch ready, begin a step, or end one."""
         if not (self.acts and self.line):
             return
+        lease, _ = self.world.leases[self.machine.node]
+        if self.line < self.world.newest_line and lease.trainer:  # another has its name; its supervisor starts it again
+            self.die()
+            self.world.start(self.machine, TRAINER)
+            return
         common = {"run": RUN, "step": self.step + 1, "line": self.line}
         if self.in_step:
             assert self.holds, "a step is taken on a device that is not the trainer's"
@@ -281,7 +348,9 @@ class Trainer(Process):
                 self.batch = ready[0]
                 self.world.say(BatchReady(**common, num_groups=1, num_tokens=1))
         elif self.may_step and self.holds:
-            self.in_step = self.num_nodes
+            assert self.lease is not None
+            self.in_step, self.has_hung = self.num_nodes, False
+            self.partners = [each for each in self.world.trainers() if each.holds and each.machine.node in self.gang]
 
 
 class Leader:
@@ -316,7 +385,8 @@ class Leader:
     def look(self) -> None:
         there = list(self.world.presence())
         revisions = {(s.node, s.service): revision for s, revision in there}
-        self.fleet.observe([s for s, _ in there], self.now, self.pulse.observe(revisions, self.world.time))
+        quiet = self.pulse.observe(revisions, self.world.time)
+        self.fleet.observe([s for s, _ in there], self.now, quiet, dict(self.world.orders))
 
     def take_in(self, event: Event, at: float) -> None:
         self.progress.apply(event, at)
@@ -326,6 +396,7 @@ class Leader:
         """One of the news that wait, not always the oldest, and maybe not for the last time."""
         if self.unheard:
             place %= len(self.unheard)
+            self.world.is_in_order &= place == 0
             event, at = self.unheard[place]
             if not again:
                 del self.unheard[place]
@@ -365,7 +436,13 @@ class World:
         self.old_leases: dict[str, list[Lease]] = {}
         self.machines: list[Machine] = []
         self.processes: list[Process] = []
+        self.orders: dict[str, NodeOrder] = {}
+        self.gone: set[tuple[str, str]] = set()
+        """Node and service of those that never start again."""
         self.generations: list[Generation] = []
+        self.num_claims = 0
+        self.is_in_order = True
+        """Whether this scheduler heard everything in order."""
         self.groups: list[str] = []
         self.trained: tuple[str, ...] = ()
         """Groups of steps along the newest line, each of which is durable at once."""
@@ -386,9 +463,32 @@ class World:
             return False
         before = self.old_leases.setdefault(node, [])
         assert not before or before[-1].epoch < lease.epoch, "an epoch did not grow"
+        self._check_order(node, lease)
         before.append(lease)
         self.leases[node] = lease, revision + 1
         return True
+
+    def _check_order(self, node: str, lease: Lease) -> None:
+        """Release before grant, lease by lease: its writer may die behind any of them."""
+        if not lease.trainer:
+            return
+        others = [name for name, (other, _) in self.leases.items() if name != node and other.run == RUN and other.trainer]
+        assert not others, f"{node} is told to have the run's trainer while {', '.join(others)} has it"
+        former = self.leases[node][0].gang if node in self.leases else ()
+        for name in set(lease.gang[1:]) - set(former):
+            assert self.leases[name][0].role is Role.TRAIN, f"{node} leads {name}, which was not told"
+            if not self.leader.unheard and self.is_in_order and not self.has_doubles:
+                assert self._has_device(name), f"{node} leads {name}, which does not say that it has its device"
+
+    @property
+    def has_doubles(self) -> bool:
+        """Whether two machines have one name."""
+        return len({machine.node for machine in self.machines}) < len(self.machines)
+
+    def _has_device(self, node: str) -> bool:
+        """Whether the journal says that a trainer has the device of its node."""
+        said = [each for each in self.journal.of(RoleTaken, RoleReleased) if (each.node, each.service) == (node, TRAINER)]
+        return max(said, key=lambda each: (each.epoch, isinstance(each, RoleReleased)), default=None).__class__ is RoleTaken
 
     def presence(self) -> Iterator[tuple[NodeStatus, int]]:
         """What the NODES bucket holds: of two processes with one name the last to renew."""
@@ -411,11 +511,29 @@ class World:
                     process.renewed_at, process.revision = self.time, process.revision + 1
 
     def start(self, machine: Machine, service: str) -> None:
-        if not any(each.machine is machine and each.service == service and each.is_alive for each in self.processes):
+        is_gone = (machine.node, service) in self.gone
+        if not is_gone and not any(
+            each.machine is machine and each.service == service and each.is_alive for each in self.processes
+        ):
             self.processes.append((Worker if service == WORKER else Trainer)(self, machine))
+
+    def order(self, node: str, change: Callable[[NodeOrder], NodeOrder]) -> None:
+        """Somebody types a command."""
+        self.orders[node] = change(self.orders.get(node, NodeOrder()))
+
+    def obeys_orders(self, process: Process) -> bool:
+        """Whether people let it do what it is made for."""
+        order = self.orders.get(process.machine.node, NodeOrder())
+        return not order.drain and CAPABILITY[process.service] not in order.remove
+
+    def trainers(self) -> Iterator[Trainer]:
+        for process in self.processes:
+            if isinstance(process, Trainer) and process.is_alive:
+                yield process
 
     def replace_leader(self, ahead_seconds: float) -> None:
         self.leader = Leader(self, ahead_seconds)
+        self.is_in_order = True  # it reads the journal
 
     def finish_group(self) -> None:
         """A group is asked for, admitted, and its members complete: a batch."""
@@ -445,29 +563,28 @@ class World:
             generation.is_queued = True
 
     def correct_doubles(self) -> None:
-        """Somebody gives a name to one machine only; a trainer whose line another one superseded starts again."""
+        """Somebody gives a name to one machine only."""
         for machine in list(self.machines):
             if any(other.node == machine.node for other in self.machines[: self.machines.index(machine)]):
                 for process in [each for each in self.processes if each.machine is machine]:
                     process.die()
-        for process in [each for each in self.processes if isinstance(each, Trainer) and each.is_alive]:
-            if 0 < process.line < self.newest_line:
-                process.die()
-                self.start(process.machine, TRAINER)
 
-    def round(self) -> None:
-        """A second in which everything works: all leases are read, all is done and heard, and the scheduler looks."""
+    def round(self, trainer_works: int = 1) -> None:
+        """A second in which everything works: all leases are read, all is done and heard, and the scheduler looks.
+
+        trainer_works: things that a trainer does; with 0 no step ends, with 1 one lasts for a second, and batches pile up.
+        """
         self.pass_time(1.0)
         for process in self.processes:
             if process.machine.node in self.leases:
                 process.read(self.leases[process.machine.node][0])
-            for _ in range(20):
+            for _ in range(1 if process.is_slow else 20):
                 process.act()
         for generation in self.generations:
             self.redeliver(generation)
         for process in self.processes:
             if isinstance(process, Worker | Trainer):
-                for _ in range(4):
+                for _ in range(trainer_works if isinstance(process, Trainer) else 6):
                     process.work()
         while self.leader.unheard:
             self.leader.hear()

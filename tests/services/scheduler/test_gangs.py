@@ -12,6 +12,8 @@ from test_policies import TRAINER, WORKER, both, node, obey
 from seamlessflow.contracts import Role
 from seamlessflow.errors import ConfigError
 from services.scheduler.allocation import allocate
+from services.scheduler.fleet import HeldLease
+from services.scheduler.plan import next_plan
 from services.scheduler.policy import POLICIES, Assignment, Demand, Node, Process, Rates, policy_of
 from services.scheduler.policy.auto import gang_size
 from services.scheduler.policy.checked import given_out
@@ -141,6 +143,52 @@ def test_a_member_of_a_gang_is_not_spare_for_another_run() -> None:
     given = allocate([*nodes, *services], [demand(wants_train=True), other]).run_of
 
     assert {given[name] for name in "abc"} == {"r1"}
+
+
+def gang_of_three(policy: str) -> tuple[list[Node], Demand]:
+    """a leads b and c in a step; d rolls out or waits."""
+    want = demand(policy, wants_train=True)
+    nodes = obey(FOUR, asked(FOUR, want))
+    for _ in range(4):
+        nodes = obey(nodes, asked(nodes, replace(want, settled_epochs=settled(nodes))))
+    assert roles(asked(nodes, want))[:3] == "Ttt"
+    return nodes, replace(want, settled_epochs=settled(nodes))
+
+
+def planned(nodes: list[Node], want: Demand) -> dict[str, Assignment]:
+    leases = {each.name: HeldLease(each.lease, 1, 0.0) for each in nodes if each.lease is not None}
+    return {each.node: each for each in next_plan(nodes, leases, [want], 1.0).assignments}
+
+
+@pytest.mark.parametrize("policy", ["multiplexed", "colocated"])
+@pytest.mark.parametrize("is_drained", [True, False], ids=["drained", "untagged"])
+def test_a_member_that_people_send_away_stays_until_the_step_is_taken(policy: str, is_drained: bool) -> None:
+    """The lead's next step is without it; the one in progress ends with it."""
+    nodes, want = gang_of_three(policy)
+    idle = {**nodes[1].processes, TRAINER: Process(frozenset())}
+    left = replace(nodes[1], is_drained=True) if is_drained else replace(nodes[1], processes=idle, taken_away={"train"})
+    sent = [nodes[0], left, *nodes[2:]]
+
+    first = planned(sent, want)
+    assert (first["b"].run, first["b"].role, first["b"].gang) == ("r1", Role.TRAIN, ("a", "b"))
+    assert "when the step is taken" in first["b"].reason and first["a"].gang == ("a", "c")
+
+    written = obey(sent, list(first.values()))
+    assert planned(written, want)["b"].role is Role.TRAIN  # the lead has not taken its new lease up, or its step goes on
+    after = planned(written, replace(want, settled_epochs=settled(written)))["b"]
+    assert after.role is not Role.TRAIN and (after.hand_back or not is_drained)
+    assert after.run == (None if is_drained else "r1")
+
+
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_a_member_that_is_drained_waits_for_nobody_who_is_dead(gone: str) -> None:
+    """Its own process ended, or the node of the lead has no trainer any more: the step is over."""
+    nodes, want = gang_of_three("multiplexed")
+    without = node(gone, WORKER, TRAINER, gone=(TRAINER,)) if gone == "b" else node(gone, WORKER)
+    left = [replace(each, processes=without.processes) if each.name == gone else each for each in nodes]
+    drained = [replace(each, is_drained=True) if each.name == "b" else each for each in left]
+
+    assert planned(drained, want)["b"].run is None
 
 
 def test_who_leaves_a_gang_holds_its_device_until_the_step_is_taken():

@@ -50,8 +50,8 @@ def released(node: str, epoch: int, service: str) -> RoleReleased:
     return RoleReleased(run=RUN, node=node, epoch=epoch, service=service)
 
 
-def group(name: str, at: float) -> list[Told]:
-    """Admitted at once; its two members end one second before ``at``, and then."""
+def group(name: str, at: float, tokens: int | None = None, failed: bool = False) -> list[Told]:
+    """Admitted at once; its two members end one second before ``at``, and then. tokens: of each; failed: its first member."""
     told: list[Told] = [
         (GroupAdmitted(run=RUN, group=name, task=name, env="single", num_episodes=2, evaluation=None, step=0), 0)
     ]
@@ -61,8 +61,9 @@ def group(name: str, at: float) -> list[Told]:
             episode=f"{name}-{index}-0",
             shard=0,
             origin=origin(name, index),
-            status=EpisodeStatus.COMPLETED,
+            status=EpisodeStatus.RUN_ENDED if failed and index == 0 else EpisodeStatus.COMPLETED,
             reward=1.0,
+            sampled_tokens=tokens,
         )
         told.append((end, at - 1 + index))
     return told
@@ -128,6 +129,37 @@ def test_what_a_step_will_cost_is_told_by_its_tokens():
         batch(2, 11.0, 300),
     ).rates
     assert (rates.step_seconds, rates.train_seconds, rates.step_began_at) == (30.0, 10.0, 11.0)
+
+
+def first_step(*groups: list[Told]) -> Measures:
+    """Groups end, and node b takes a step of 100 tokens in 10 seconds while a goes on rolling out."""
+    lead = [(assigned("b", 1, Role.TRAIN), 0.0), (taken("b", 1, TRAINER), 0.0)]
+    told = [BEGUN, *ROLLS, *lead, *(each for group in groups for each in group)]
+    return measures(*told, batch(1, 20.0), step(1, 30.0))
+
+
+def test_training_is_measured_for_what_was_rolled_out_not_for_the_short_groups_that_were_finished_first():
+    """A tenth of a second for each token; the episodes whose rollout was measured have 250 on average, two to a group."""
+    rates = first_step(group("g1", 10.0, 25), group("g2", 12.0, 25), group("g3", 20.0, 700)).rates
+    assert rates.train_seconds == pytest.approx(0.1 * 250 * 2 * 2)
+    assert rates.rollout_seconds == pytest.approx(30.0 / 3 * 2)
+
+
+def test_the_share_of_training_does_not_depend_on_how_long_the_first_groups_are():
+    """The same seconds for each token, rolled out and trained: the same share, whatever ended first."""
+    short, mixed = first_step(group("g1", 10.0, 50)).rates, first_step(group("g1", 10.0, 10), group("g2", 11.0, 40)).rates
+    assert short.train_seconds and short.rollout_seconds and mixed.train_seconds and mixed.rollout_seconds
+    assert short.train_seconds / short.rollout_seconds == pytest.approx(mixed.train_seconds / mixed.rollout_seconds)
+
+
+def test_what_an_attempt_sampled_that_did_not_complete_is_not_trained():
+    """It took rollout all the same."""
+    assert first_step(group("g1", 10.0, 50, failed=True)).rates.train_seconds == pytest.approx(0.1 * 50 * 2)
+
+
+def test_where_a_runner_does_not_say_how_many_tokens_there_were_a_step_costs_what_the_last_ones_took():
+    """One that says nothing is enough."""
+    assert first_step(group("g1", 10.0, 50), group("g2", 12.0)).rates.train_seconds == 10.0
 
 
 def test_a_gang_that_changes_during_a_step_counts_from_the_next_one_on():

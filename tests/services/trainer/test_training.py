@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load
 from trainer_world import ACK_WAIT_SECONDS, NODE, RUN, World, by_index, make_tiny_llama, samples_ready
 
 from seamlessflow.contracts import (
@@ -30,7 +29,7 @@ from seamlessflow.contracts import (
     WeightsPublished,
 )
 from seamlessflow.runtime import DeviceLock
-from seamlessflow.weights import WEIGHTS_FILE, fetch_folder, model_path
+from seamlessflow.weights import fetch_folder, model_path
 
 MakeWorld = Callable[..., Awaitable[World]]
 
@@ -96,12 +95,12 @@ async def test_a_learning_rate_of_zero_publishes_the_very_same_weights(make_worl
     await world.lease(Role.TRAIN)
     async with world.trainer():
         await world.hears(TrainerStarted)
-        before = load(world.store.read(f"{(await world.head()).path}/{WEIGHTS_FILE}"))
+        before = await world.weights()
         policy = await world.policy()
         for name in "ab":
             await world.answer(name, by_index(), policy=policy)
         await world.hears(StepTaken)
-    after = load(world.store.read(f"{(await world.head()).path}/{WEIGHTS_FILE}"))
+    after = await world.weights()
 
     assert all(torch.equal(before[name], after[name]) for name in before)
 

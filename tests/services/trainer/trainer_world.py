@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from seamlessflow.contracts.streams import consumer_name, control_streams, journ
 from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.weights import WEIGHTS_FILE
+from seamlessflow.weights.fetching import fetch_version
 from services.trainer.building import BuildLearner, build_learner
 from services.trainer.config import TrainerSettings
 from services.trainer.service import Trainer
@@ -192,11 +194,18 @@ class World:
         """Messages that the trainer has not acknowledged."""
         return await self.bus.pending(queue_stream(Service.TRAINER, RUN), consumer_name(Service.TRAINER))
 
+    async def weights(self) -> dict[str, torch.Tensor]:
+        """The published head as a worker that has nothing makes it: from a full version and deltas."""
+        head = await self.head()
+        with tempfile.TemporaryDirectory() as folder:
+            fetch_version(self.store, head.path, head.weights_version, Path(folder))
+            return load((Path(folder) / WEIGHTS_FILE).read_bytes())
+
     async def policy(self) -> Policy:
         """The published head, by plain transformers."""
         head = await self.head()
         return Policy(
-            weights=load(self.store.read(f"{head.path}/{WEIGHTS_FILE}")),
+            weights=await self.weights(),
             version=head.weights_version,
             temperature=self.document["sampling"]["temperature"],
             model=copy.deepcopy(self.model),

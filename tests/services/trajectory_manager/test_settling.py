@@ -12,8 +12,8 @@ import pytest
 
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.runtime import Settling
 from services.trajectory_manager.service import RunMember
-from services.trajectory_manager.settling import Settling
 from tests.domain.trajectory_builders import manager
 
 
