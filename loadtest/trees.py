@@ -34,11 +34,11 @@ from seamlessflow.contracts import (
     SegmentSampled,
 )
 from seamlessflow.models.tiny_tokenizer import CHAT_TEMPLATE, make_tiny_tokenizer
+from seamlessflow.runtime import Settling
 from seamlessflow.text.tokenizer import ChatTokenizer
 from services.agent_runner.gateway.digests import digest
 from services.trajectory_manager.manager import Manager
 from services.trajectory_manager.rendering import TemplateRenderer
-from services.trajectory_manager.settling import Settling
 from services.trajectory_manager.template import ChatTemplate
 
 RUN = "trees"

@@ -175,3 +175,91 @@ MAX_STALENESS = 8
 
 RATIOS = (1 / 1, 1 / 1.7, 1 / 2.5, 1 / 4, 1 / 7)
 """Training over rollout work, the grid of our goal."""
+
+# Waits of the services, in timed runs: where one real second stands for many modelled ones, a wait that is not scaled lasts as
+# many times longer as time is scaled (30 times, 10 times where agents play).
+
+TICK_SECONDS = 5.0
+"""Modelled seconds between two looks of the scheduler at the fleet that no event brings about, simulated and timed. Chosen: ten
+times the scheduler's own, since nodes seldom change and each event makes it look anyway."""
+
+LEAST_TICK_SECONDS = 0.1
+"""Real seconds: no sooner does the scheduler of a timed run look again. Chosen: a look takes milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A constant of the services that is given in seconds."""
+
+    where: str
+    """``module:NAME``, or ``module:Settings.field``."""
+    seconds: float
+    is_scaled: bool
+    """Whether it is modelled seconds in a timed run. If not, it is that many real ones, and its error is named."""
+    effect: str
+
+
+WAITS = (
+    Wait(
+        "services.scheduler.config:SchedulerSettings.tick_seconds",
+        0.5,
+        True,
+        "set to TICK_SECONDS, at least LEAST_TICK_SECONDS; without that a look in 15 modelled seconds, besides those of events",
+    ),
+    Wait(
+        "services.scheduler.policy.auto:NOTICE_SECONDS",
+        0.5,
+        True,
+        "timed_policies; without that each node that joins a gang is called 15 modelled seconds too early: 0.3 % of node time",
+    ),
+    Wait(
+        "services.scheduler.policy.lending:UNMEASURED_SECONDS",
+        2.0,
+        True,
+        "timed_policies; without that a gang waits up to 180 modelled seconds for its first batches, which warm up",
+    ),
+    Wait(
+        "services.scheduler.policy.lending:HOLD_SECONDS",
+        5.0,
+        False,
+        "guards against a trainer that does not answer; none: a batch is announced within 0.3 real seconds of its last group",
+    ),
+    Wait(
+        "services.scheduler.policy.gang:RELEASE_SECONDS",
+        10.0,
+        False,
+        "guards against a node that does not answer; only under churn: a gang may wait 300 modelled seconds for a dead member",
+    ),
+    Wait("services.scheduler.fleet:STUCK_SECONDS", 10.0, False, "guards against a device that is kept; none"),
+    Wait(
+        "services.scheduler.service:LEASES_SECONDS", 3.0, False, "reading again what was read; none while one scheduler leads"
+    ),
+    Wait(
+        "services.scheduler.config:SchedulerSettings.gone_seconds",
+        10.0,
+        False,
+        "only under churn: a dead node keeps its roles for this and PRESENCE_TTL_SECONDS, so 15 real seconds of each death are "
+        "one node's idle time (one of eight dying each minute: 3 % of node time)",
+    ),
+    Wait(
+        "seamlessflow.runtime.presence:PRESENCE_TTL_SECONDS", 5.0, False, "as gone_seconds; JetStream knows whole seconds only"
+    ),
+    Wait("seamlessflow.runtime.presence:LEASE_POLL_SECONDS", 1.0, False, "only where a poke was lost; none seen"),
+    Wait(
+        "seamlessflow.bus.base:ACK_WAIT_SECONDS",
+        10.0,
+        False,
+        "only under churn: what a dead worker had is gone on with after so long; its episodes are 300 modelled seconds later",
+    ),
+    Wait("services.rollout_worker.weights:POLL_SECONDS", 0.5, False, "only where a hint was lost; none seen"),
+    Wait(
+        "services.rollout_worker.sampling:LATER_SECONDS",
+        0.5,
+        False,
+        "only where a turn is asked for before its parent is stored: 5 modelled seconds of one agent; none seen",
+    ),
+    Wait("seamlessflow.runtime.device:POLL_SECONDS", 0.005, False, "of each hand-over, each way: up to 0.15 modelled seconds"),
+)
+"""Those that a timed run meets. A simulated one meets those of the policies and TICK_SECONDS alone. What services compute and
+store takes real time, too, which no setting scales: of each hand-over, each turn of an agent (why their time scale is a third),
+each step that is published. ``harness CPU`` and ``lag`` of a cell say how much."""

@@ -1,10 +1,12 @@
 """What one scheduling decision costs at a size: the scheduler's pure code, fed with a run's events, without a bus.
 
-A decision answers an event: take it in, say all that is due after it (a step taken may open thousands of episodes), look at
-all processes, ask the policy, compare with the leases that stand. What the scheduler reads from and writes to a bus is not in
-it. Where several events come before one look, the one that took longest counts. A look that follows no event and changes
-nothing is none. Timed in CPU time of the thread, so that other load on the machine does not count. Memory is that of a process
-which holds nothing but the scheduler and its run.
+A decision answers an event: take it in, look at all processes, ask the policy, compare with the leases that stand, say what is
+due after it. A step taken may open thousands of episodes; those are said in slices, as the real conductor does, and others get
+in between, so of all slices the longest counts (what all of them took together is told apart: ``answers``). What the scheduler
+reads from and writes to a bus is not in it. Where several events come before one look, the one that took longest counts. A
+look that follows no event and changes nothing is none. Timed in CPU time of the thread, so that other load on the machine does
+not count; the collector's work is in it, and its pauses are told apart as well. Memory is that of a process which holds nothing
+but the scheduler and its run.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from seamlessflow.contracts import (
     TaskSubmitted,
     TrainerStarted,
 )
+from seamlessflow.runtime import Settling
+from services.scheduler.conductor import SLICE
 from services.scheduler.plan import Plan
 
 from .constants import MAX_STALENESS
@@ -67,10 +71,22 @@ class Decisions:
     """Before the run: the interpreter and what is imported."""
     num_changes: int
     """Leases that the decisions changed."""
+    answers: list[float]
+    """Milliseconds of all slices after one event together, where something was said."""
+    pauses: list[float]
+    """Milliseconds of each walk of the garbage collector."""
 
     @property
     def p99(self) -> float:
         return p99_of(self.milliseconds)
+
+    @property
+    def changing_p99(self) -> float:
+        return p99_of(self.changing)
+
+    @property
+    def longest_pause(self) -> float:
+        return max(self.pauses, default=0.0)
 
     @property
     def longest(self) -> float:
@@ -82,34 +98,67 @@ def p99_of(values: Sequence[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
-def measured(nodes: int, episodes: int, steps: int, looks: int = LOOKS_A_STEP, policy: str = "auto") -> Decisions:
-    """In a fresh process, so that nothing else is in its memory. ``looks``: decisions in each step."""
+def measured(
+    nodes: int, episodes: int, steps: int, looks: int = LOOKS_A_STEP, policy: str = "auto", *, settles: bool = True
+) -> Decisions:
+    """In a fresh process, so that nothing else is in its memory.
+
+    looks: decisions in each step. settles: as the real scheduler, take what is there out of the collector's sight.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measure, nodes, episodes, steps, looks, policy).result()
+        return pool.submit(_measure, nodes, episodes, steps, looks, policy, settles=settles).result()
 
 
-def _measure(nodes: int, episodes: int, steps: int, looks: int, policy: str) -> Decisions:
+def _measure(nodes: int, episodes: int, steps: int, looks: int, policy: str, *, settles: bool) -> Decisions:
     staleness = MAX_STALENESS
     groups = max(1, round(episodes / REASONING.group_size / (staleness + 1)))
     scene = Scene(nodes, REASONING, cost_of(), Mode("decision", policy, staleness, nodes), groups, steps=steps)
     gc.collect()
     before = _resident_megabytes()
-    world = _World(scene, looks)
+    pauses = _Pauses()
+    gc.callbacks.append(pauses)
+    world = _World(scene, looks, settles=settles)
     for _ in range(steps):
         world.step()
+    gc.callbacks.remove(pauses)
     after = _resident_megabytes()
-    return Decisions(nodes, world.num_open, world.milliseconds, world.changing, after, before, world.num_changes)
+    return Decisions(
+        nodes,
+        world.num_open,
+        world.milliseconds,
+        world.changing,
+        after,
+        before,
+        world.num_changes,
+        world.all_answers,
+        pauses.milliseconds,
+    )
+
+
+class _Pauses:
+    """Told by the collector when it begins and when it is done."""
+
+    def __init__(self) -> None:
+        self.milliseconds: list[float] = []
+        self._began = 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self.milliseconds.append(1000 * (time.thread_time() - self._began))
 
 
 class _World:
     """Nodes that obey at once, and episodes that end in the order in which they were opened."""
 
-    def __init__(self, scene: Scene, looks: int = LOOKS_A_STEP) -> None:
-        self._looks = looks
+    def __init__(self, scene: Scene, looks: int = LOOKS_A_STEP, *, settles: bool = True) -> None:
+        self._looks, self._settling = looks, Settling() if settles else None
+        self.all_answers: list[float] = []
         self.milliseconds: list[float] = []
         self.changing: list[float] = []
         self._answers: list[float] = []
-        """Milliseconds of each event since the last look, with what was due after it."""
+        """Milliseconds of each event since the last look."""
         self._num_said = self._num_said_before = 0
         """Events that the scheduler itself said, now and at the last look."""
         self.num_open = self.num_changes = 0
@@ -154,15 +203,17 @@ class _World:
             self._say(GroupTrained(group=group, episodes=(), **common))
         self._step += 1
         self._submit()
-        self.num_open = len(self._opened)
         self._look()
+        self.num_open = len(self._opened)
 
     def _on_opened(self, opened: EpisodeOpened) -> None:
         self._opened.append((opened.episode, opened.shard, opened.origin))
 
     def _end(self, episode: str, shard: int, origin: EpisodeOrigin) -> None:
         completed = EpisodeStatus.COMPLETED
-        self._say(EpisodeEnded(run=RUN, episode=episode, shard=shard, origin=origin, status=completed, reward=1.0))
+        self._say(
+            EpisodeEnded(run=RUN, episode=episode, shard=shard, origin=origin, status=completed, reward=1.0, sampled_tokens=100)
+        )
 
     def _submit(self) -> None:
         algorithm = self.scheduler.config.algorithm
@@ -173,21 +224,18 @@ class _World:
             self._say(TaskSubmitted(run=RUN, task=task, env=ENV))
 
     def _say(self, event: object) -> None:
-        """Time an event and what is due after it; it is part of the decision that the next look completes."""
+        """Time an event; it is part of the decision that the next look completes."""
         self._num_said -= 1  # the scheduler is told this one, and did not say it
-        self._answers.append(_milliseconds(lambda: self.scheduler.take_in(event, self._now)))  # type: ignore[arg-type]
+        self._answers.append(_milliseconds(lambda: self.scheduler.hear(event, self._now)))  # type: ignore[arg-type]
 
     def _look(self) -> None:
         """Time a decision, then let the nodes obey what it changed."""
         self._now += 1e-3
         plans: list[Plan] = []
 
-        def decide() -> None:
-            self.scheduler.advance(self._now)
-            plans.append(self.scheduler.plan(self._now))
-
-        spent = _milliseconds(decide) + max(self._answers, default=0.0)
+        spent = _milliseconds(lambda: plans.append(self.scheduler.plan(self._now))) + max(self._answers, default=0.0)
         plan = plans[0]
+        spent += self._say_what_is_due()
         changes = bool(plan.changes) or self._num_said > self._num_said_before
         if changes or self._answers:
             self.milliseconds.append(spent)
@@ -201,8 +249,19 @@ class _World:
         for name, lease in told:
             self._obey(name, lease)
 
+    def _say_what_is_due(self) -> float:
+        """Milliseconds of the longest slice."""
+        slices, more = list[float](), [True]
+        while more[-1]:
+            slices.append(_milliseconds(lambda: more.append(self.scheduler.say_slice(self._now, SLICE))))
+        if len(slices) > 1:
+            self.all_answers.append(sum(slices))
+        return max(slices)
+
     def _on_told(self, event: object) -> None:
         self._num_said += 1
+        if self._settling is not None:
+            self._settling.tick()
 
     def _on_lease(self, name: str, lease: Lease) -> None:
         self._told.append((name, lease))

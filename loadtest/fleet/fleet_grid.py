@@ -16,10 +16,25 @@ from .simulator_account import Outcome
 from .workloads import AGENTIC, REASONING, Workload, shifting, with_ratio
 
 OURS = ("multiplexed", "auto")
-SPLIT, SYNC = "partial rollout", "sync colocated"
 MANY = 256
 """From this many nodes on there are fewer episodes for each, so that a cell takes minutes."""
 MANY_GROUPS_PER_NODE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which cells of the table are played. ``modes``: as in ``baselines``."""
+
+    agentic: tuple[bool, ...] = (False, True)
+    shifts: tuple[bool, ...] = (False, True)
+    ratios: tuple[float, ...] = RATIOS
+    modes: tuple[str, ...] = tuple(modes(2, 1))
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """Those that shift behind those that do not."""
+        bases = [AGENTIC if agentic else REASONING for agentic in self.agentic]
+        return [shifting(base) if shifts else base for shifts in self.shifts for base in bases]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +55,33 @@ class GridCell:
         return self.outcome.all_throughput if self.whole_run else self.outcome.throughput
 
 
-def print_grid(sizes: Sequence[int], steps: int, folder: Path) -> None:
-    """Simulate and print every cell; FOLDER/fleet_grid.json keeps them."""
+def print_grid(sizes: Sequence[int], steps: int, folder: Path, choice: Choice | None = None) -> None:
+    """Simulate and print every cell that is chosen (None: all); FOLDER/fleet_grid.json keeps them, after each."""
     cells: list[GridCell] = []
+    choice = choice or Choice()
     for nodes in sizes:
-        for workload in (REASONING, AGENTIC, shifting(REASONING), shifting(AGENTIC)):
-            for ratio in RATIOS:
-                for cell in cells_of(nodes, workload, ratio, steps):
+        for workload in choice.workloads:
+            for ratio in choice.ratios:
+                for cell in cells_of(nodes, workload, ratio, steps, choice.modes):
                     cells.append(cell)
                     print(words_of_cell(cell), flush=True)
+                    keep(cells, folder)
             for line in compared([cell for cell in cells if (cell.nodes, cell.workload) == (nodes, workload.name)]):
                 print(line, flush=True)
-            keep(cells, folder)
+    print(f"every cell: {folder / 'fleet_grid.json'}")
 
 
-def cells_of(nodes: int, workload: Workload, ratio: float, steps: int) -> Iterator[GridCell]:
-    """All modes, each with its best split; of a workload that shifts the split that is best at its start."""
+def cells_of(
+    nodes: int, workload: Workload, ratio: float, steps: int, names: Sequence[str] | None = None
+) -> Iterator[GridCell]:
+    """Modes (None: all), each with its best split; of a workload that shifts the split that is best at its start."""
     groups = nodes * (GROUPS_PER_NODE if nodes < MANY else MANY_GROUPS_PER_NODE)
     shifts = workload.growth != 1.0
     cost = with_ratio(cost_of(), workload, ratio, groups)
     at_start = replace(workload, growth=1.0)
     for name, mode in modes(nodes, 1).items():
+        if names is not None and name not in names:
+            continue
         scene = Scene(nodes, workload, cost, mode, groups, steps, steps // 3)
         split = None
         if name in HAS_SPLIT:
@@ -90,7 +111,13 @@ def compared(cells: Sequence[GridCell]) -> Iterator[str]:
     ratios = sorted({cell.ratio for cell in cells}, reverse=True)
     for ours in OURS:
         for theirs in dict.fromkeys(cell.mode for cell in cells if cell.mode not in OURS):
-            times = [found[ours, ratio] / found[theirs, ratio] for ratio in ratios]
+            times = [
+                found[ours, ratio] / found[theirs, ratio]
+                for ratio in ratios
+                if (ours, ratio) in found and (theirs, ratio) in found
+            ]
+            if not times:
+                continue
             each = ", ".join(f"{value:.2f}" for value in times)
             yield f"      {ours} over {theirs}: {fmean(times):.3f} ({each})"
 

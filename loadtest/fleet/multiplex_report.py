@@ -20,6 +20,20 @@ AT_START = f"{SPLIT} with the split that was best at the start"
 """The opponent where the workload shifts: it does not know what comes."""
 
 
+SUFFIXES = ((False, ""), (True, "_agentic"))
+NEEDED = (("", "single"), ("_agentic", "agentic"))
+PROMISED = {
+    "throughput_vs_sync_colocated": f"--modes {AUTO},{SYNC} --kinds stationary",
+    "throughput_vs_best_split_stationary": f"--modes {AUTO},{SPLIT} --kinds stationary",
+    "throughput_vs_best_split_shifting": f"--modes {AUTO},{SPLIT} --kinds shifting",
+    "busy_share": f"--modes {AUTO} --kinds stationary",
+    "handover_share": f"--modes {AUTO} --kinds stationary",
+    "lost_or_repeated_tokens": "any mode",
+    "throughput_vs_bound": f"--modes {AUTO} --kinds stationary",
+}
+"""Figures, and the least that must be played for each."""
+
+
 @dataclass(frozen=True)
 class Result:
     """A cell that was played. ``predicted``: by the simulator, its throughput; None: not asked for."""
@@ -60,19 +74,21 @@ def words_of(result: Result) -> str:
 
 def print_summary(console: Console, results: Sequence[Result], wrong: Sequence[str]) -> None:
     console.print("\nEvery cell: tokens a second (share of the bound), by ratio of training to rollout work")
-    for agentic, shifts in sorted({(each.cell.agentic, each.cell.shifts) for each in results}):
+    calm = [each for each in results if not each.churned] or list(results)
+    for agentic, shifts in sorted({(each.cell.agentic, each.cell.shifts) for each in calm}):
         console.print(f"\n{'agentic' if agentic else 'single turn'}, {'shifting' if shifts else 'stationary'}")
-        mine = [each for each in results if (each.cell.agentic, each.cell.shifts) == (agentic, shifts)]
+        mine = [each for each in calm if (each.cell.agentic, each.cell.shifts) == (agentic, shifts)]
         ratios = sorted({each.cell.ratio for each in mine}, reverse=True)
         console.print(f"{'':20}" + "".join(f"{'1:' + format(1 / ratio, '.3g'):>18}" for ratio in ratios))
         for way in dict.fromkeys(each.way for each in mine):
-            by_ratio = {each.cell.ratio: each.figures for each in mine if each.way == way}
-            cells = (
-                f"{by_ratio[r].throughput:>10,.0f} ({by_ratio[r].over_bound:.3f})" if r in by_ratio else "-" for r in ratios
-            )
+            by_ratio = {each.cell.ratio: each for each in mine if each.way == way}
+            cells = (_short(by_ratio.get(ratio)) for ratio in ratios)
             console.print(f"{way:16}" + "".join(f"{each:>18}" for each in cells))
-    for each in wrong:
-        console.print(f"FAILED {each}")
+    for each in results:
+        if each.churned:
+            console.print(f"\nwith nodes that die and join: {each.way}: {words_of(each)}")
+    for failure in wrong:
+        console.print(f"FAILED {failure}")
 
 
 def _short(result: Result | None) -> str:
@@ -80,10 +96,14 @@ def _short(result: Result | None) -> str:
 
 
 def figures_of_grid(results: Sequence[Result], *, strict: bool) -> dict[str, Figure]:
-    """All figures that the cells which were played allow. strict: only those with their comparison."""
+    """All figures that the cells which were played allow. strict: only those with their comparison.
+
+    Cells with churn count for what was lost, and for nothing else as long as there are others.
+    """
     figures: dict[str, Figure] = {}
-    for agentic, suffix in ((False, ""), (True, "_agentic")):
-        mine = [each for each in results if each.cell.agentic is agentic]
+    for agentic, suffix in SUFFIXES:
+        everything = [each for each in results if each.cell.agentic is agentic]
+        mine = [each for each in everything if not each.churned] or everything
         ours = _ours(mine, strict=strict)
         still = [each for each in ours if not each.cell.shifts]
         figures |= _against(still, mine, SYNC, SYNC, f"throughput_vs_sync_colocated{suffix}", 2.0)
@@ -95,12 +115,22 @@ def figures_of_grid(results: Sequence[Result], *, strict: bool) -> dict[str, Fig
         figures |= _against(shifting, mine, SPLIT, AT_START, f"throughput_vs_best_split_shifting{suffix}", 1.3)
         if still:
             figures |= _shares(still, suffix)
-        if mine:
-            lost = [float(each.figures.lost_or_repeated) for each in mine]
-            figures[f"lost_or_repeated_tokens{suffix}"] = Figure(
-                "tokens", "lower", [sum(lost)], "cells played, of every way", [len(lost)], 0.0
-            )
+        if everything:
+            figures[f"lost_or_repeated_tokens{suffix}"] = _lost(everything)
     return figures
+
+
+def missing(figures: Iterable[str]) -> dict[str, str]:
+    """Promised figures that are not there, each with what has to be played for it."""
+    found = set(figures)
+    keys = {f"{key}{suffix}": f"{needs}, --workloads {word}" for (key, needs) in PROMISED.items() for suffix, word in NEEDED}
+    return {key: needs for key, needs in keys.items() if key not in found}
+
+
+def _lost(results: Sequence[Result]) -> Figure:
+    lost = [float(each.figures.lost_or_repeated) for each in results]
+    churned = sum(each.churned for each in results)
+    return Figure("tokens", "lower", [sum(lost)], f"cells played, {churned} of them with churn", [len(lost)], 0.0)
 
 
 def _ours(results: Sequence[Result], *, strict: bool) -> list[Result]:
@@ -130,24 +160,33 @@ def _place(result: Result) -> tuple[float, bool, bool, int]:
 
 
 def _shares(still: Sequence[Result], suffix: str) -> dict[str, Figure]:
-    def runs(name: str) -> list[float]:
+    """Each of the cell where it is worst: what is promised of every node is promised of every cell."""
+
+    def all_of(name: str) -> list[float]:
         return [float(getattr(each.figures, name)) for each in still]
 
-    way = _names(still)
+    way, count = _names(still), f"{len(still)} cells"
+    handover, bound = all_of("handover"), all_of("over_bound")
     return {
-        f"busy_share{suffix}": Figure("", "higher", runs("least_busy"), f"{way}, all nodes", runs("busy"), 0.97),
-        f"handover_share{suffix}": Figure("", "lower", runs("handover"), f"{way}, of node time", [1.0], 0.01),
+        f"busy_share{suffix}": Figure(
+            "", "higher", [min(all_of("least_busy"))], f"{way}, mean of all nodes of {count}", [fmean(all_of("busy"))], 0.97
+        ),
+        f"handover_share{suffix}": Figure(
+            "", "lower", [max(handover)], f"{way}, of node time, mean of {count}", [fmean(handover)], 0.01
+        ),
         f"throughput_vs_bound{suffix}": Figure(
-            "", "higher", runs("over_bound"), f"{way}; bound of the cost model", [1.0], 0.95
+            "", "higher", [min(bound)], f"{way}; bound of the cost model; mean of {count}", [fmean(bound)], 0.95
         ),
     }
 
 
-def keep(results: Iterable[Result], folder: Path) -> None:
-    """Every cell, for whoever wants to look at more than the summary."""
+def keep(results: Iterable[Result], folder: Path) -> Path:
+    """Every cell, for whoever wants to look at more than the summary; returns where."""
     rows = []
     for each in results:
         figures = {name: value for name, value in vars(each.figures).items() if name != "lanes"}
         rows.append({**asdict(replace(each, figures=figures)), "cell": asdict(each.cell)})  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "multiplex_cells.json").write_text(json.dumps(rows, indent=1, default=str) + "\n")
+    path = folder / "multiplex_cells.json"
+    path.write_text(json.dumps(rows, indent=1, default=str) + "\n")
+    return path

@@ -11,6 +11,7 @@ import math
 from seamlessflow.contracts import (
     BatchReady,
     EpisodeEnded,
+    EpisodeOpened,
     Event,
     GroupAdmitted,
     Lease,
@@ -54,7 +55,7 @@ class Simulation:
         self.weights_version = 0
         self._work = work_of(scene.workload, scene.cost)
         most = most_agents(scene.workload, scene.cost, scene.nodes, scene.rolling_nodes)
-        self.agents = Agents(RUN, self.clock, self.account, self._draw, self.queue.ask, self._episode_ended, most)
+        self.agents = Agents(RUN, self.clock, self.account, self._draw, self.queue.ask, self._episode_ended, self._bucket, most)
         self.scheduler = VirtualScheduler(RUN, self.config, opened=self.agents.open, leased=self._leased, told=self._told)
         self.trainer = SimulatedTrainer(
             RUN,
@@ -149,13 +150,17 @@ class Simulation:
         all_tasks = self.scene.steps * self.scene.groups_per_step
         return self.scene.workload.episode(task, index, min(1.0, int(task[1:]) / all_tasks))
 
+    def _bucket(self, opened: EpisodeOpened) -> int:
+        return self.config.work_tags.index(opened.tag) * self.num_buckets + opened.bucket
+
     # -- scheduling --------------------------------------------------------------------------------------------------------
 
     def _submit(self) -> None:
         """There are always enough tasks for what may be admitted."""
         ahead = self.trainer.step + 2 + self.scene.mode.max_staleness
         wanted = ahead * self.scene.groups_per_step
-        self.scheduler.submit((f"t{number}" for number in range(self._num_submitted, wanted)), self.clock.now)
+        tasks = (f"t{number}" for number in range(self._num_submitted, wanted))
+        self.scheduler.submit(((task, self.scene.workload.question(task)) for task in tasks), self.clock.now)
         self._num_submitted = max(self._num_submitted, wanted)
 
     def _tick(self) -> None:

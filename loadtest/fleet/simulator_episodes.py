@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus
+from seamlessflow.contracts.tags import is_long
 
 from .constants import CONTROL_SECONDS
 from .simulator_account import Account
@@ -23,6 +24,7 @@ class Episode:
         "done",
         "has_moved",
         "index",
+        "is_long",
         "name",
         "order",
         "origin",
@@ -31,9 +33,10 @@ class Episode:
         "waits",
     )
 
-    def __init__(self, opened: EpisodeOpened, turns: tuple[Turn, ...]) -> None:
+    def __init__(self, opened: EpisodeOpened, turns: tuple[Turn, ...], bucket: int) -> None:
         self.turns = turns
-        self.name, self.bucket, self.shard, self.origin = opened.episode, opened.bucket, opened.shard, opened.origin
+        self.name, self.bucket, self.shard, self.origin = opened.episode, bucket, opened.shard, opened.origin
+        self.is_long = is_long(opened.tag)
         self.index = 0
         self.context = turns[0].new
         """Tokens before the turn's answer."""
@@ -59,7 +62,10 @@ class Episode:
 
 
 class Agents:
-    """Agent-runners. ``ask`` is told of each turn, ``ended`` of each end. ``limit``: most episodes side by side, None: any."""
+    """Agent-runners. ``ask`` is told of each turn, ``ended`` of each end. ``limit``: most episodes side by side, None: any.
+
+    bucket_of: the affinity bucket of an episode, counted over all kinds of generations.
+    """
 
     def __init__(
         self,
@@ -69,10 +75,11 @@ class Agents:
         draw: Callable[[str, int], tuple[Turn, ...]],
         ask: Callable[[Episode], None],
         ended: Callable[[Episode, EpisodeEnded], None],
+        bucket_of: Callable[[EpisodeOpened], int],
         limit: int | None = None,
     ) -> None:
         self._run, self._clock, self._account, self._draw = run, clock, account, draw
-        self._ask, self._ended, self._limit = ask, ended, limit
+        self._ask, self._ended, self._bucket_of, self._limit = ask, ended, bucket_of, limit
         self._waiting: deque[EpisodeOpened] = deque()
         self.num_open = 0
         """Waiting ones included."""
@@ -86,7 +93,7 @@ class Agents:
             self._start(opened)
 
     def _start(self, opened: EpisodeOpened) -> None:
-        episode = Episode(opened, self._draw(opened.origin.task, opened.origin.index))
+        episode = Episode(opened, self._draw(opened.origin.task, opened.origin.index), self._bucket_of(opened))
         self._clock.after(CONTROL_SECONDS, self._ask, episode)
 
     def turn_done(self, episode: Episode) -> None:
@@ -115,6 +122,7 @@ class Agents:
             origin=episode.origin,
             status=EpisodeStatus.COMPLETED,
             reward=float(episode.origin.index % 2),
+            sampled_tokens=sum(turn.sampled for turn in episode.turns),
         )
         self._ended(episode, end)
         if self._waiting and (self._limit is None or self.num_open - len(self._waiting) < self._limit):

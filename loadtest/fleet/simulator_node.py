@@ -78,7 +78,9 @@ class SimulatedNode:
     def on_lease(self, lease: Lease) -> None:
         """Obey a lease, as soon as the move in progress is over."""
         before, self.lease = self.lease, lease
-        if self.sampler.pulls and lease.role is Role.ROLLOUT and (before is None or before.buckets != lease.buckets):
+        news = before is None or (before.buckets, before.lent) != (lease.buckets, lease.lent)
+        if self.sampler.pulls and lease.role is Role.ROLLOUT and news:
+            self.sampler.is_lent = lease.lent
             self._around.bind(self.sampler, lease.buckets)
         self.react()
 
@@ -141,7 +143,7 @@ class SimulatedNode:
         for episode in frozen:
             self.sampler.take(episode)
         if self.lease is not None and self.lease.role is Role.ROLLOUT:
-            self.sampler.pulls = True
+            self.sampler.pulls, self.sampler.is_lent = True, self.lease.lent
             self._around.bind(self.sampler, self.lease.buckets)
         self.react()
 

@@ -2,11 +2,15 @@
 
 As consumers with the ``prioritized`` group policy do: a generation goes to the owner of its bucket when that has credit, else
 to another with credit; what finds none waits, oldest first, and a handed-back one is the oldest of all.
+
+Generations that should be long come first where they are at home: an owner looks first for those of its own buckets, then for
+all that are not long, and last for the long ones of others. One that is lent owns none of them, and gets what nobody else has
+credit for.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Protocol
@@ -22,6 +26,9 @@ class Worker(Protocol):
     @property
     def credit(self) -> int: ...
 
+    @property
+    def is_lent(self) -> bool: ...
+
     def take(self, episode: Episode) -> None: ...
 
 
@@ -33,6 +40,8 @@ class Queue:
         self._buckets: dict[str, tuple[int, ...]] = {}
         self._owners: dict[int, list[Worker]] = {}
         self._waiting: deque[tuple[int, Episode]] = deque()
+        self._long: dict[int, deque[tuple[int, Episode]]] = {}
+        """Those that should be long, by bucket."""
         self._free: list[tuple[int, str]] = []
         """Heap of (minus credit, name), once for each worker; its credit may have changed since."""
         self._offered: set[str] = set()
@@ -40,10 +49,11 @@ class Queue:
         self.num_waiting = 0
 
     def bind(self, worker: Worker, buckets: tuple[int, ...], num_buckets: int) -> None:
-        """A worker pulls from now on, as the owner of some buckets."""
+        """A worker pulls from now on, as the owner of some buckets, counted over all kinds of generations."""
         self.unbind(worker)
         self._workers[worker.name] = worker
-        self._buckets[worker.name] = buckets if len(buckets) < num_buckets else ()
+        of_kind = Counter(bucket // num_buckets for bucket in buckets)
+        self._buckets[worker.name] = tuple(b for b in buckets if of_kind[b // num_buckets] < num_buckets)
         for bucket in self._buckets[worker.name]:
             self._owners.setdefault(bucket, []).append(worker)
         self.look(worker)
@@ -66,39 +76,48 @@ class Queue:
             self._place(episode, first=True)
 
     def _place(self, episode: Episode, *, first: bool) -> None:
-        worker = next((each for each in self._owners.get(episode.bucket, ()) if each.credit > 0), None) or self._with_credit()
+        worker = next((each for each in self._owners.get(episode.bucket, ()) if each.credit > 0), None)
+        worker = worker or (self._that_stays() if episode.is_long else None) or self._with_credit()
         if worker is not None:
             worker.take(episode)
             self._offer(worker)
             return
         episode.waits = True
         self.num_waiting += 1
+        waiting = self._long.setdefault(episode.bucket, deque()) if episode.is_long else self._waiting
         if first:
-            self._waiting.appendleft((episode.order, episode))
+            waiting.appendleft((episode.order, episode))
         else:
-            self._waiting.append((episode.order, episode))
+            waiting.append((episode.order, episode))
 
     def look(self, worker: Worker) -> None:
-        """A worker may have slots that are free: then it gets what waits longest, whosever bucket that is in."""
+        """A worker may have slots that are free: then it gets what waits longest of what is its to take first, whosever bucket
+        that is in."""
         if worker.name not in self._workers:
             return
-        while worker.credit > 0 and (taken := self._oldest()) is not None:
+        while worker.credit > 0 and (taken := self._first_for(worker)) is not None:
             taken.waits = False
             self.num_waiting -= 1
             worker.take(taken)
         self._offer(worker)
 
-    def _oldest(self) -> Episode | None:
-        while self._waiting:
-            order, episode = self._waiting.popleft()
-            if episode.waits and episode.order == order:
-                return episode
-        return None
+    def _first_for(self, worker: Worker) -> Episode | None:
+        own = self._buckets[worker.name]
+        return self._oldest_long(own) or _oldest(self._waiting) or self._oldest_long(self._long)
+
+    def _oldest_long(self, buckets: Iterable[int]) -> Episode | None:
+        waiting = [queue for bucket in buckets if (queue := self._long.get(bucket)) and _clean(queue)]
+        return _oldest(min(waiting, key=lambda queue: queue[0][0])) if waiting else None
 
     def _offer(self, worker: Worker) -> None:
         if worker.name not in self._offered and worker.credit > 0:
             self._offered.add(worker.name)
             heappush(self._free, (-worker.credit, worker.name))
+
+    def _that_stays(self) -> Worker | None:
+        """One with most credit that is not lent."""
+        stay = [worker for worker in self._workers.values() if worker.credit > 0 and not worker.is_lent]
+        return min(stay, key=lambda each: (-each.credit, each.name), default=None)
 
     def _with_credit(self) -> Worker | None:
         """One with much credit (what it had when it was offered decides)."""
@@ -112,3 +131,14 @@ class Queue:
             if worker is not None:
                 self._offer(worker)
         return None
+
+
+def _clean(waiting: deque[tuple[int, Episode]]) -> bool:
+    """Forget what waits no more at its head; whether anything is left."""
+    while waiting and not (waiting[0][1].waits and waiting[0][1].order == waiting[0][0]):
+        waiting.popleft()
+    return bool(waiting)
+
+
+def _oldest(waiting: deque[tuple[int, Episode]]) -> Episode | None:
+    return waiting.popleft()[1] if _clean(waiting) else None

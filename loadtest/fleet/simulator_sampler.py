@@ -34,7 +34,7 @@ class Sampler:
 
     def __init__(self, name: str, clock: Clock, account: Account, cost: Cost, home: Home, slots: int) -> None:
         self.name = name
-        self.pulls = self.is_loading = False
+        self.pulls = self.is_loading = self.is_lent = False
         self._clock, self._account, self._cost, self._home, self._slots = clock, account, cost, home, slots
         self._engine = Engine(cost, slots=slots)
         self._version = -1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seamlessflow.run_config import MAX_PARTITIONS, RunConfig, parse_run_config
+from seamlessflow.run_config import MAX_BUCKETS, RunConfig, parse_run_config
 
+from .constants import TICK_SECONDS
 from .cost import Cost
 from .simulator_scheduler import ENV
 from .workloads import Workload
@@ -49,12 +50,14 @@ class Scene:
     groups_per_step: int
     steps: int = 12
     warmup_steps: int = 4
-    tick_seconds: float = 5.0
+    tick_seconds: float = TICK_SECONDS
     """Between looks at the fleet, besides those that events cause."""
     changes: Sequence[Change] = ()
     with_spans: bool = False
     buckets: int | None = None
     """None: two for each node, as far as a run document allows."""
+    long_tail: float | None = None
+    """As ``fleet.long_tail`` of a run document."""
 
     @property
     def rolling_nodes(self) -> int | None:
@@ -71,7 +74,7 @@ def node_name(number: int) -> str:
 def config_of(scene: Scene) -> RunConfig:
     """The run document of a scene."""
     mode = scene.mode
-    buckets = scene.buckets or min(MAX_PARTITIONS, 2 * scene.nodes)
+    buckets = scene.buckets or min(MAX_BUCKETS, 2 * scene.nodes)
     return parse_run_config(
         {
             "model": {"name": "none"},
@@ -87,6 +90,7 @@ def config_of(scene: Scene) -> RunConfig:
                 "train_nodes": mode.train_nodes,
                 "slots": scene.cost.slots,
                 "buckets": buckets,
+                "long_tail": scene.long_tail,
             },
             "evaluation": {"before": False, "after": False},
         }

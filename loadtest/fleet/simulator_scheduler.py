@@ -54,10 +54,10 @@ class VirtualScheduler:
         """All its presences have ended."""
         self._statuses = {key: each for key, each in self._statuses.items() if key[0] != node}
 
-    def submit(self, tasks: Iterable[str], now: float) -> None:
-        """Users publish tasks; what they lead to is said with the next event."""
-        for task in tasks:
-            self.progress.apply(TaskSubmitted(run=self.run, task=task, env=ENV), now)
+    def submit(self, tasks: Iterable[tuple[str, str]], now: float) -> None:
+        """Users publish tasks, each with what it asks; what they lead to is said with the next event."""
+        for task, prompt in tasks:
+            self.progress.apply(TaskSubmitted(run=self.run, task=task, env=ENV, prompt=prompt), now)
 
     def take_in(self, event: Event, now: float) -> None:
         """An event, and whatever is due after it."""
@@ -67,10 +67,23 @@ class VirtualScheduler:
     def advance(self, now: float) -> None:
         """Say what is due until nothing is."""
         while due := decide(self.progress):
-            for event in due:
-                self._apply(event, now)
-                if isinstance(event, EpisodeOpened):
-                    self._opened(event)
+            self._say(due, now)
+
+    def hear(self, event: Event, now: float) -> None:
+        """An event alone; what is due after it is for ``say_slice``, as in the real conductor."""
+        self._apply(event, now)
+
+    def say_slice(self, now: float, most: int) -> bool:
+        """Say some of what is due; False: nothing is."""
+        due = decide(self.progress, most=most)
+        self._say(due, now)
+        return bool(due)
+
+    def _say(self, due: Iterable[Event], now: float) -> None:
+        for event in due:
+            self._apply(event, now)
+            if isinstance(event, EpisodeOpened):
+                self._opened(event)
 
     def _apply(self, event: Event, now: float) -> None:
         self.progress.apply(event, now)

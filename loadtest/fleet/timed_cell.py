@@ -13,11 +13,14 @@ from typing import Any, Self
 from . import constants
 from .cost import Cost, cost_of
 from .timed_clock import Scale
-from .workloads import AGENTIC, REASONING, Workload, shifting, with_ratio
+from .timed_policies import timed_policy
+from .workloads import AGENTIC, REASONING, Workload, most_agents, shifting, with_ratio
 
 ENV = "work"
 OVERHEAD_TOKENS = 8
 """Of the template, for each message with the opening of an answer behind it."""
+IN_PLAY = 2
+"""Episodes side by side for each slot of the fleet, where nothing else limits them: more would only wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,20 @@ class Cell:
     @property
     def workload(self) -> Workload:
         base = AGENTIC if self.agentic else REASONING
-        return replace(shifting(base) if self.shifts else base, seed=self.seed)
+        agents = None if base.agents_per_node is None else base.agents_per_node / self.episode_scale
+        return replace(shifting(base) if self.shifts else base, seed=self.seed, agents_per_node=agents)
+
+    @property
+    def agents(self) -> int:
+        """Episodes of the timed run that are played side by side: as many as in the simulator."""
+        fixed = {"colocated": self.nodes, "disaggregated": max(1, self.nodes - self.train_nodes)}
+        most = most_agents(self.workload, self.cost, self.nodes, fixed.get(self.policy))
+        return IN_PLAY * self.nodes * self.cost.slots if most is None else most
+
+    @property
+    def tick_seconds(self) -> float:
+        """Real seconds between two looks of the scheduler."""
+        return max(constants.LEAST_TICK_SECONDS, self.scale.real_seconds(constants.TICK_SECONDS))
 
     @property
     def groups_per_step(self) -> int:
@@ -99,7 +115,7 @@ class Cell:
                 "max_sequence_tokens": 1 << 24,
             },
             "fleet": {
-                "policy": self.policy,
+                "policy": timed_policy(self.policy, self.time_scale),
                 "train_nodes": self.train_nodes,
                 "slots": self.cost.slots,
                 "agents": 1 << 16,

@@ -127,7 +127,7 @@ class Parts:
         from services.scheduler.config import SchedulerSettings
         from services.scheduler.service import Scheduler
 
-        settings = self._settings(SchedulerSettings, node)
+        settings = self._settings(SchedulerSettings, node, tick_seconds=self._cell.tick_seconds)
         bus, context = await self._open(name, Service.SCHEDULER, settings, ("schedule",))
         self._run(name, bus, context, Scheduler(context, settings).run())
 

@@ -38,8 +38,6 @@ from .workloads import Turn
 
 log = structlog.get_logger()
 
-IN_PLAY = 2
-"""Episodes side by side for each slot of the fleet: more would only wait, and all would begin at once."""
 STARTING = 32
 """Episodes that begin at a time: thousands of messages in one breath, and the server takes us for dead."""
 FILLER = "m"
@@ -75,8 +73,7 @@ class Players:
     async def _subscribe(self) -> Subscription:
         run = self._cell.run
         queue, name = queue_stream(Service.AGENT_RUNNER, run), consumer_name(Service.AGENT_RUNNER, ENV)
-        credit = IN_PLAY * self._cell.nodes * self._cell.cost.slots
-        return await self._context.bus.consume(queue, name, self._on_delivery, credit=credit)
+        return await self._context.bus.consume(queue, name, self._on_delivery, credit=self._cell.agents)
 
     async def _on_delivery(self, delivery: Delivery) -> None:
         self._held.add(delivery)
@@ -96,9 +93,9 @@ class Players:
         async with self._starting:
             started = await speaker.say(EpisodeStarted(run=opened.run, episode=opened.episode, runner=runner))
         if started is None or started.duplicate:
-            status, num_calls = EpisodeStatus.RUNNER_LOST, 0
+            status, num_calls, num_tokens = EpisodeStatus.RUNNER_LOST, 0, 0
         else:
-            status, num_calls = await self._turns(opened)
+            status, num_calls, num_tokens = await self._turns(opened)
         await speaker.say(
             EpisodeEnded(
                 run=opened.run,
@@ -108,10 +105,11 @@ class Players:
                 status=status,
                 reward=_reward(opened) if status is EpisodeStatus.COMPLETED else None,
                 num_calls=num_calls,
+                sampled_tokens=num_tokens,
             )
         )
 
-    async def _turns(self, opened: EpisodeOpened) -> tuple[EpisodeStatus, int]:
+    async def _turns(self, opened: EpisodeOpened) -> tuple[EpisodeStatus, int, int]:
         origin, progress = opened.origin, float(opened.data["progress"])
         episode = Conversation(opened, self._answers.inbox)
         for number, turn in enumerate(self._workload.episode(origin.task, origin.index, progress)):
@@ -120,10 +118,10 @@ class Players:
             answer = await self._answer(asked)
             if answer.error is not None:
                 log.debug("call.refused", episode=opened.episode, code=answer.error.code)
-                return EpisodeStatus.AGENT_FAILED, number + 1
+                return EpisodeStatus.AGENT_FAILED, number + 1, episode.num_tokens
             episode.hear(answer)
             await self._work(turn)
-        return EpisodeStatus.COMPLETED, episode.num_calls
+        return EpisodeStatus.COMPLETED, episode.num_calls, episode.num_tokens
 
     async def _answer(self, asked: CallRequested) -> CallAnswered:
         waiter = self._answers.expect(asked, Progress())
@@ -145,7 +143,8 @@ class Conversation:
         self._opened, self._reply = opened, reply
         self._digests: list[str] = []
         self._unseen: dict[str, Mapping[str, Any]] = {}
-        self.num_calls = 0
+        self.num_calls = self.num_tokens = 0
+        """Calls made, and tokens sampled for them."""
 
     def ask(self, number: int, new: int, sampled: int) -> CallRequested:
         """The next call: ``new`` tokens since the last answer, ``sampled`` to come."""
@@ -171,6 +170,7 @@ class Conversation:
     def hear(self, answer: CallAnswered) -> None:
         """What the agent sends back as its own words next time."""
         self._add(answer.message)
+        self.num_tokens += 0 if answer.usage is None else answer.usage.completion_tokens
 
     def _add(self, message: Mapping[str, Any]) -> None:
         key = digest(message)

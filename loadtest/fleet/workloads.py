@@ -51,9 +51,13 @@ class Workload:
     """None: one."""
     observations: Lengths | None = None
     group_size: int = constants.GROUP_SIZE
-    agents_per_node: int | None = None
+    agents_per_node: float | None = None
     """Most episodes side by side for each node that rolls out; None: no limit but the staleness bound."""
     growth: float = 1.0
+    common: float = constants.GROUP_VARIANCE
+    """Share of the logarithm's variance that answers to one question have in common."""
+    questions: int | None = None
+    """How many different ones there are, asked again and again. None: every task is another."""
     seed: int = 0
 
     @property
@@ -63,9 +67,9 @@ class Workload:
     def episode(self, task: str, index: int, progress: float = 0.0) -> tuple[Turn, ...]:
         """What the ``index``-th doing of a task takes. progress: 0 to 1, how far the run is (answers grow with it)."""
         factor = 1.0 + (self.growth - 1.0) * progress
-        common = _normal(f"{self.seed}/{task}")
+        common = _normal(f"{self.seed}/{self.question(task)}")
         chance = random.Random(zlib.crc32(f"{self.seed}/{task}/{index}".encode()))
-        hard = math.sqrt(constants.GROUP_VARIANCE) * common + math.sqrt(1 - constants.GROUP_VARIANCE) * chance.gauss()
+        hard = math.sqrt(self.common) * common + math.sqrt(1 - self.common) * chance.gauss()
         if self.turns is None or self.observations is None:
             return (Turn(self.first_prompt, self.answers.draw(hard, factor)),)
         last = self.turns.draw(hard) - 1
@@ -76,6 +80,11 @@ class Workload:
             tool = min(constants.TOOL_LONGEST_SECONDS, seconds) if number < last else 0.0
             turns.append(Turn(new, self.answers.draw(chance.gauss(), factor), tool))
         return tuple(turns)
+
+    def question(self, task: str) -> str:
+        """What a task asks. Those that ask the same take about as long."""
+        number = task.removeprefix("t")
+        return f"t{int(number) % self.questions}" if self.questions is not None and number.isdigit() else task
 
     def sample(self, progress: float, groups: int = 250) -> Iterator[tuple[Turn, ...]]:
         """Episodes of some tasks that no run uses."""
