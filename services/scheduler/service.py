@@ -193,7 +193,7 @@ class Scheduler:
     async def _tick_safely(self) -> None:
         """A peer that is away delays a tick; only a closed bus, or our own mistake, ends the process."""
         try:
-            await self._tick(time.time())
+            await self._tick()
         except BusClosed:
             raise
         except SequenceMismatch as wrong:
@@ -202,9 +202,11 @@ class Scheduler:
         except SeamlessFlowError as wrong:
             log.warning("tick.delayed", reason=str(wrong))
 
-    async def _tick(self, now: float) -> None:
+    async def _tick(self) -> None:
+        now = time.time()
         if not 0 <= now - self._observed_at < self._settings.tick_seconds:  # events come by the hundred a second, nodes do not
             await self._observe_nodes(now)
+            now = time.time()  # what was heard during the look does not lie in the future
         plan = self._plan(now)
         await self._write_leases(plan, now)  # first: a device that waits costs more than an episode that is not open yet
         for conductor in list(self._conductors.values()):

@@ -37,6 +37,8 @@ UNSURE = 0.04
 """Of a step's time: its end is not known better."""
 NOTICE_SECONDS = 0.5
 """Until the scheduler looks, where no event makes it."""
+CLOCKS_SECONDS = 5.0
+"""How far the journal's clock may be ahead of this scheduler's."""
 FIRST_SHARE = 0.25
 """Of the nodes, for the first step: nothing is measured yet."""
 
@@ -138,7 +140,8 @@ def _seconds_left(demand: Demand, now: float) -> float:
         return 0.0
     seconds = rates.step_seconds / rates.step_nodes
     left = rates.step_began_at + seconds - now
-    return left if 0 < left <= seconds else 0.0  # beyond it this scheduler's clock is not the journal's
+    # Far beyond it this scheduler's clock is not the journal's.
+    return min(left, seconds) if 0 < left <= seconds + CLOCKS_SECONDS else 0.0
 
 
 def _lead_seconds(demand: Demand) -> float:

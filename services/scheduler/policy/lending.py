@@ -73,7 +73,7 @@ def _kept(demand: Demand, now: float, lead: Node, gap: float | None) -> Verdict:
     worth = max(WORTH * handover_seconds(demand), 2 * (demand.rates.reclaim_seconds or 0.0))
     if gap == 0:
         since = max(lead.lease_since, demand.rates.step_taken_at or 0.0, demand.rates.group_finished_at or 0.0)
-        if 0 <= now - since < HOLD_SECONDS:
+        if abs(now - since) < HOLD_SECONDS:  # the journal's clock may be ahead of ours
             return Verdict(True, "the groups of the next batch are finished")
         return Verdict(False, f"the next batch has its groups, and is not ready after {HOLD_SECONDS:.0f} s: lent to rollout")
     if gap is None:
