@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -73,7 +74,8 @@ async def check_the_history(bench: Bench, run: str = RUN) -> None:
 
 
 async def test_a_run_goes_from_request_to_end(bench: Bench):
-    """Both evaluation rounds, three steps with the device lent in between, and an orderly end that leaves the journal."""
+    """Both evaluation rounds, three steps with the device lent in between where no batch is about to be ready, and an orderly
+    end that leaves the journal."""
     await bench.start()
     await bench.announce()
     await bench.request(**ROUNDS)
@@ -84,7 +86,8 @@ async def test_a_run_goes_from_request_to_end(bench: Bench):
     assert (ended.reason, ended.steps) == ("completed", 3)
     assert [(e.round, e.num_episodes) for e in await bench.events(RUN, EvaluationEnded)] == [("before", 3), ("after", 3)]
     roles = [e.role for e in await bench.events(RUN, RoleAssigned) if e.node == "gpu"]
-    assert roles[:2] == [Role.ROLLOUT, Role.TRAIN] and roles.count(Role.TRAIN) == 3
+    assert roles[:2] == [Role.ROLLOUT, Role.TRAIN] and roles.count(Role.TRAIN) <= 3
+    assert all(role is not next_role for role, next_role in pairwise(roles))
     await check_the_history(bench)
 
     async def cleaned_up() -> bool:
