@@ -31,6 +31,14 @@ def _configure_uncached(**given: Any) -> None:
 structlog.configure = _configure_uncached
 
 
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """A service that starts inside a test logs to that test's standard error, which is closed afterwards."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first: they take longest, and beside them one process does all the rest."""
     items.sort(key=lambda item: "system" not in item.path.parts)

@@ -3,10 +3,10 @@
 import sys
 
 from seamlessflow.contracts import Service
+from seamlessflow.errors import Refused
 from seamlessflow.runtime import open_context, run_service
 
 from .config import TrainerSettings
-from .living import Superseded
 from .service import Trainer
 
 
@@ -21,5 +21,5 @@ async def main() -> None:
 if __name__ == "__main__":
     try:
         run_service(Service.TRAINER, main)
-    except Superseded as wrong:
+    except Refused as wrong:  # another trainer has this run
         sys.exit(f"trainer ends: {wrong}")

@@ -52,8 +52,8 @@ async def until_superseded(context: Context, run: str, line: int) -> Superseded:
             if newest is not None and newest.line > line and await _is_trainer(context, run):
                 return Superseded(
                     f"line {newest.line} of run {run} began while line {line} was trained here, and node "
-                    f"{context.settings.node} is still the one to train it: another trainer process has this node's name. "
-                    "This one ends; give one of them a SEAMLESSFLOW_NODE of its own"
+                    f"{context.settings.node} is still the one to train it: another trainer process has its name, or "
+                    "this one stood still while another trained. It ends; give each process a SEAMLESSFLOW_NODE of its own"
                 )
         except BusClosed:
             raise

@@ -18,7 +18,7 @@ import time
 import structlog
 
 from seamlessflow.contracts import BatchReady, DropReason, StepTaken
-from seamlessflow.errors import BadInput
+from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 
@@ -130,8 +130,15 @@ class Stepping:
         say_state(self._context, self._run, f"waiting for the device for step {step}")
         async with self._device.held(self._intake.stop_now) as ours:
             done = ours and await self._learn(batch, taken, step)
-        await in_thread(self._joined.publisher.collect)
+        await self._collect()
         return done
+
+    async def _collect(self) -> None:
+        """Remove old versions. A store that is away costs nothing but space: the next step tries again."""
+        try:
+            await in_thread(self._joined.publisher.collect)
+        except Unavailable as wrong:
+            log.warning("weights.not_collected", run=self._run, reason=str(wrong))
 
     async def _learn(self, first: TrainingBatch, taken: list[Group], step: int) -> bool:
         """False: it was given up."""

@@ -59,6 +59,7 @@ class Training:
         self._context, self._settings, self.run_name, self._device = context, settings, run, device
         self._build = build
         self._leaving = asyncio.Event()
+        self._has_given_up = False
         self._line: _Line | None = None
 
     def finish(self) -> bool:
@@ -70,6 +71,7 @@ class Training:
 
     def give_up(self) -> None:
         """Nothing further is worth waiting for: a step or a checkpoint being written ends soon. Cancel ``run`` then."""
+        self._has_given_up = True  # what wakes up before it is cancelled must not take this for an orderly end
         if self._line is not None:
             self._line.stepping.stop()
             self._line.commits.give_up()
@@ -133,6 +135,8 @@ class Training:
                 continue
             if standing.step % config.checkpoints.every_steps == 0 and standing.step < last_step:
                 await self._begin_commit(line, tasks)
+        if self._has_given_up:
+            return
         if not self._leaving.is_set():
             await self._end(line, tasks)
             await self._leaving.wait()

@@ -35,8 +35,9 @@ class MemoryBus:
         return not self._closed
 
     async def publish(self, message: Message) -> Stored:
-        await asyncio.sleep(0)  # as on a real bus, others get their turn
-        return self._server.publish(message)
+        stored = self._server.publish(message)  # as on a real bus, it is on its way before others get their turn
+        await asyncio.sleep(0)
+        return stored
 
     async def consume(
         self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None

@@ -17,11 +17,13 @@ from trainer_accounts import feed
 from trainer_world import NODE, RUN, World
 
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.contracts import Role, Service, StepsCommitted, StepTaken, TrainerStarted
+from seamlessflow.contracts import Role, Service, StepsCommitted, StepTaken, TrainerStarted, TrainingEnded
+from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import DeviceLock, make_context
 from services.trainer import living
 from services.trainer.config import TrainerSettings
 from services.trainer.living import Superseded, begin_line, until_superseded
+from services.trainer.publishing import WeightsPublisher
 
 MakeWorld = Callable[..., Awaitable[World]]
 
@@ -56,6 +58,35 @@ async def test_the_older_of_two_trainers_of_one_name_ends_and_says_why(make_worl
 
     assert await world.heard(StepsCommitted) == []
     assert await world.queued() == 4
+
+
+async def test_the_older_of_two_does_not_end_the_run_for_the_other(make_world: MakeWorld) -> None:
+    """Also where it has nothing to commit: that it learns nothing more is no end of training."""
+    world = await make_world(steps=3, max_staleness=9)
+    await world.lease(Role.TRAIN)
+    with pytest.raises(Superseded):
+        async with world.trainer():
+            await world.hears(TrainerStarted)
+            await asyncio.sleep(0.1)  # it waits for groups
+            await world.speaker.say(began(2))
+            await asyncio.sleep(5)
+
+    assert await world.heard(TrainingEnded) == []
+
+
+async def test_a_store_that_is_away_while_old_versions_are_removed_fails_no_step(make_world: MakeWorld, monkeypatch) -> None:
+    """It costs space, until the next step."""
+
+    def away(publisher: WeightsPublisher) -> None:
+        raise Unavailable("the store is away")
+
+    monkeypatch.setattr(WeightsPublisher, "collect", away)
+    world = await make_world(steps=1)
+    await world.lease(Role.TRAIN)
+    async with world.trainer():
+        await feed(world, ["g0", "g1"])
+        await world.hears(TrainingEnded)
+    assert len(await world.heard(StepsCommitted)) == 1
 
 
 async def test_a_trainer_whose_lease_went_elsewhere_is_not_in_error(make_world: MakeWorld) -> None:
