@@ -127,14 +127,13 @@ class Conductor:
         """Begin the orderly end."""
         await self._on_event(event)
 
-    async def tick(self, seen: Observation) -> None:
-        """Leases are written: let what is due be said, given what was observed."""
-        async with self._turn:
-            if is_full(self.progress, seen) and not is_full(self.progress, self.seen):
-                log.warning("admission.stopped", run=self.run, reason=self._full_words(), journal_bytes=seen.journal_bytes)
-            self.seen = seen
-            if self._voice is not None:
-                self._voice.go()
+    def tick(self, seen: Observation) -> None:
+        """Leases are written: let what is due be said, given what was observed. Waits for nobody: there are other runs."""
+        if is_full(self.progress, seen) and not is_full(self.progress, self.seen):
+            log.warning("admission.stopped", run=self.run, reason=self._full_words(), journal_bytes=seen.journal_bytes)
+        self.seen = seen
+        if self._voice is not None:
+            self._voice.go()
 
     def observe(self, *, journal_bytes: int, trainer_is_there: bool, now: float, patience_seconds: float) -> Observation:
         """What has a say besides the journal."""

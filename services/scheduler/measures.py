@@ -119,7 +119,7 @@ class Measures:
         """Final attempts at members of training groups."""
         self._ended_tokens: int | None = 0
         """Of those that completed since the step before."""
-        self._batch_tokens = 0
+        self._batch_tokens = self._batch_groups = 0
         """Of the newest batch."""
         self._last_nodes = 0
         self._is_first = False
@@ -139,7 +139,7 @@ class Measures:
     @property
     def rates(self) -> Rates:
         per_group = _ratio([(each.seconds, each.groups) for each in self._rollouts])
-        tokens, per_token = self._batch_tokens, _ratio(self._trains)
+        tokens, per_token = self._tokens_of(self._config.algorithm.groups_per_step), _ratio(self._trains)
         return Rates(
             rollout_seconds=per_group * self._config.algorithm.groups_per_step / self._useful if per_group else None,
             train_seconds=self._train_seconds(per_token),
@@ -231,11 +231,15 @@ class Measures:
             if size is not None:
                 self._began = at, size
 
+    def _tokens_of(self, num_groups: int) -> int:
+        """Tokens of so many groups like those that the newest step began with: it may have begun before its batch was whole."""
+        return round(self._batch_tokens * max(num_groups, self._batch_groups) / max(1, self._batch_groups))
+
     def _on_batch_ready(self, event: BatchReady, at: float) -> None:
         before = self._steps.batch_step, self._steps.line
         self._steps.batch_ready(event)
         if event.step == self._steps.batch_step:
-            self._batch_tokens = event.num_tokens
+            self._batch_tokens, self._batch_groups = event.num_tokens, event.num_groups
         if (self._steps.batch_step, self._steps.line) != before:
             self._begin(at)
 
@@ -246,7 +250,7 @@ class Measures:
             return
         if self._began is not None:
             began_at, size = self._began
-            self._trains.append((max(0.0, at - began_at) * size, self._batch_tokens))
+            self._trains.append((max(0.0, at - began_at) * size, self._tokens_of(len(event.groups))))
             self._last_nodes = size
         self._began, self._step_taken_at = None, at
         waits = (len(self._finished) - len(self._steps.in_step)) / self._config.algorithm.groups_per_step

@@ -62,6 +62,8 @@ from .progress import holding
 
 log = structlog.get_logger()
 
+CONDUCT_SECONDS = 2.0
+"""How long a tick waits for one run's journal."""
 LEASES_SECONDS = 3.0
 """How often all leases are read again."""
 
@@ -209,8 +211,7 @@ class Scheduler:
             now = time.time()  # what was heard during the look does not lie in the future
         plan = self._plan(now)
         await self._write_leases(plan, now)  # first: a device that waits costs more than an episode that is not open yet
-        for conductor in list(self._conductors.values()):
-            await self._conduct(conductor, now)
+        await asyncio.gather(*(self._conduct_safely(conductor, now) for conductor in self._conductors.values()))
         await self._publish_states(plan)
 
     async def _write_leases(self, plan: Plan, now: float) -> None:
@@ -229,6 +230,16 @@ class Scheduler:
             await self._book.load(now)
             self._leases_read_at = now
 
+    async def _conduct_safely(self, conductor: Conductor, now: float) -> None:
+        """A run whose journal does not answer delays no other run."""
+        try:
+            async with asyncio.timeout(CONDUCT_SECONDS):
+                await self._conduct(conductor, now)
+        except (BusClosed, SequenceMismatch):
+            raise
+        except (SeamlessFlowError, TimeoutError) as wrong:
+            log.warning("run.delayed", run=conductor.run, reason=str(wrong) or f"no answer within {CONDUCT_SECONDS:g} s")
+
     async def _conduct(self, conductor: Conductor, now: float) -> None:
         limit = conductor.config.fleet.journal_bytes
         journal_bytes = await self._context.bus.stream_bytes(journal(conductor.run)) if limit > 0 else 0
@@ -239,7 +250,7 @@ class Scheduler:
         seen = conductor.observe(
             journal_bytes=journal_bytes, trainer_is_there=trainer_is_there, now=now, patience_seconds=patience
         )
-        await conductor.tick(seen)
+        conductor.tick(seen)
         ended = conductor.progress.ended
         if ended is not None:
             await self._record_end(conductor.run, ended.reason)  # first: it may fail, and then the next tick does it

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from types import TracebackType
 
 import structlog
@@ -69,8 +68,7 @@ class Voice:
     async def end(self) -> None:
         """Fall silent for good; what was not said is due for whoever goes on."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError, SeamlessFlowError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)  # a mistake was raised by ``go``
 
     async def _speak(self) -> None:
         spoke = False

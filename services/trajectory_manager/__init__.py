@@ -1,6 +1,6 @@
 """trajectory-manager: turns what agents ask into tokens for engines, and what engines sample into answers and samples.
 
-hears      CallRequested, EpisodeEnded, GenerationClaimed, SegmentSampled, GenerationEnded of its shards, in journal order
+hears      CallRequested, EpisodeEnded, SegmentSampled, GenerationEnded of its shards, in journal order
 says       GenerationRequested, CallAnswered; SamplesReady or EpisodeEvaluated, one per attempt; RunStopRequested when it
            can never serve the run
 remembers  the trees of open episodes, as a fold over the journal; nothing on disk. Finished ones are packed to the store

@@ -138,6 +138,7 @@ class RunMember:
 
     async def on_return(self, event: Event) -> None:
         """An end whose delivery was lost: tokens behind it may be known already. The journal knows which stood before it."""
+        await self._until_sure()
         if isinstance(event, EpisodeEnded) and not self._manager.has_ended(event.episode):
             await refold_episode(self._context.bus, self._speaker, event, self._manager)
 

@@ -81,6 +81,10 @@ class Turn:
         return self._suffix + self._sampled
 
 
+UNORDERED_ID_LENGTH = 25
+"""Of a call's id when it was random as a whole."""
+
+
 class Tree:
     """Turns in the order they were added; a parent always comes before its children."""
 
@@ -118,9 +122,10 @@ class Tree:
         """For each turn, and for None, the turns that go on from it, oldest first (from None: the roots).
 
         By the ids of their calls, which sort by when they were asked: the order in which tokens were delivered does not count.
+        Ids from before they did, which are shorter, keep the order in which they came, and so journals say the same again.
         """
         found: dict[str | None, list[str]] = {None: [], **{call: [] for call in self._turns}}
-        for call in sorted(self._turns):
+        for call in sorted(self._turns, key=lambda call: "" if len(call) == UNORDERED_ID_LENGTH else call):
             found[self._turns[call].parent].append(call)
         return found
 

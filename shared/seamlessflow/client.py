@@ -101,7 +101,7 @@ class Client:
     async def request_run(self, run: str, config: RunConfig) -> bool:
         """Ask for a run; False when another one of this name was asked for before."""
         await self.bus.ensure_stream(_control())
-        request = RunRequested(run=run, document=config.model_dump(mode="json"))
+        request = RunRequested(run=run, document=config.document)
         stored = await self._speaker.say(request)
         if stored is not None and not stored.duplicate:
             return True

@@ -240,14 +240,18 @@ class FleetSection(Section):
     train_nodes: PositiveInt = 1
     """Nodes that take a step together, at most. The torch learner takes its steps alone, on one node."""
     slots: PositiveInt = 32
-    """Generations side by side on one rollout-worker."""
+    """Generations side by side on one rollout-worker. Never more than contexts fit into its engine's cache, those of episodes
+    whose tools work included: what it takes beyond waits in the engine, and pushes out what is kept for their next turns
+    (docs/adr/0012)."""
     agents: PositiveInt = 32
     """Episodes side by side on one agent-runner; those of external agents are counted apart, up to as many again."""
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Partitions of the trajectory-manager. Several managers share them: see docs/operations.md."""
     buckets: Annotated[int, Field(ge=1, le=MAX_BUCKETS)] = 1
-    """Affinity buckets per tag. The episodes of a group share one, and each has one worker as its owner, whose prefix cache
-    they find: as many as there are workers, or a small multiple. Fewer than workers: all workers share all evenly."""
+    """Affinity buckets per tag. Episodes of one call share that of their group, episodes of several have their own; each has a
+    worker that rolls out as its owner, whose prefix cache they find: eight for each worker where there are many turns and
+    nodes are lent to training (so that none owns half as much again as another), else as many as workers. Fewer than workers:
+    all workers share all evenly."""
     tag_rules: tuple[TagRuleSection, ...] = ()
     """Tags that nodes have for this run because of what their hardware is."""
     long_tail: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
@@ -287,6 +291,9 @@ class WeightsSection(Section):
     nearest full version and the changes since. 1: every version in full, and no copy of the last in the trainer's memory."""
 
 
+FULL_ALWAYS = WeightsSection(full_every=1)
+
+
 class EvaluationSection(Section):
     """Held-out tasks, greedy."""
 
@@ -310,7 +317,8 @@ class RunConfig(Section):
     algorithm: AlgorithmSection
     fleet: FleetSection = FleetSection()
     checkpoints: CheckpointSection = CheckpointSection()
-    weights: WeightsSection = WeightsSection()
+    weights: WeightsSection = FULL_ALWAYS
+    """Of a document without it, as of a run that an older version began: its workers may not read changes."""
     evaluation: EvaluationSection = EvaluationSection()
 
     @field_validator("agents")
@@ -357,6 +365,15 @@ class RunConfig(Section):
     def shard_of(self, episode: str) -> int:
         return partition(episode, self.fleet.shards)
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """What ``parse_run_config`` reads, as JSON values, without keys that say what their absence says: older services refuse
+        a key that they do not know."""
+        written = self.model_dump(mode="json", exclude_none=True)
+        if self.weights == FULL_ALWAYS:
+            del written["weights"]
+        return written
+
 
 def load_run_config(path: Path, overrides: dict[str, Any] | None = None) -> RunConfig:
     """Read and validate a run file. ``overrides`` maps dotted keys to values. Raises ConfigError that says what to set."""
@@ -370,6 +387,7 @@ def load_run_config(path: Path, overrides: dict[str, Any] | None = None) -> RunC
         raise ConfigError(f"{path}: not TOML: not UTF-8 at byte {wrong.start}") from wrong
     except tomllib.TOMLDecodeError as wrong:
         raise ConfigError(f"{path}: not TOML: {wrong}") from wrong
+    document.setdefault("weights", {})  # no run of an older version
     for dotted, value in (overrides or {}).items():
         _set(document, dotted, value)
     return parse_run_config(document, source=str(path))

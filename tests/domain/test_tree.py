@@ -53,6 +53,14 @@ def test_a_shared_turn_is_trained_in_the_first_path_only():
     assert [drawn(s) for s in samples_of(tree(A, B, C))] == ["q[AA]r[B]", "qAAs[CC]"]
 
 
+def test_paths_are_in_the_order_in_which_calls_were_asked():
+    """Not in that of their answers. Random ids of older journals tell no order, so theirs stays what it was."""
+    assert [drawn(s) for s in samples_of(tree(A, C, B))] == ["q[AA]r[B]", "qAAs[CC]"]
+    old = [turn("c" + "a" * 24, None, "q", "AA"), turn("c" + "9" * 24, "c" + "a" * 24, "r", "B")]
+    old.append(turn("c" + "1" * 24, "c" + "a" * 24, "s", "CC"))
+    assert [drawn(s) for s in samples_of(tree(*old))] == ["q[AA]r[B]", "qAAs[CC]"]
+
+
 def test_two_answers_to_one_prompt_are_two_samples():
     """Parallel calls share nothing that was sampled."""
     assert [drawn(s) for s in samples_of(tree(A, turn("d", None, "q", "D")))] == ["q[AA]", "q[D]"]

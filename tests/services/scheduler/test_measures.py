@@ -131,6 +131,18 @@ def test_what_a_step_will_cost_is_told_by_its_tokens():
     assert (rates.step_seconds, rates.train_seconds, rates.step_began_at) == (30.0, 10.0, 11.0)
 
 
+def test_a_step_that_begins_before_its_batch_is_whole_costs_what_its_whole_batch_costs():
+    """One of its two groups is there when it begins, the other comes in time."""
+    half = BatchReady(run=RUN, step=1, line=1, num_groups=1, num_tokens=50), 0.0
+    lead = [(assigned("b", 1, Role.TRAIN), 0.0), (taken("b", 1, TRAINER), 0.0)]
+    groups = [*group("g1", 0.0, 25), *group("g2", 1.0, 25)]
+    told = [BEGUN, *ROLLS, *lead, *groups, half]
+    rates = measures(*told, step(1, 10.0, "g1", "g2")).rates
+    assert rates.train_seconds == pytest.approx(10.0)
+    second = BatchReady(run=RUN, step=2, line=1, num_groups=1, num_tokens=150), 11.0
+    assert measures(*told, step(1, 10.0, "g1", "g2"), second).rates.step_seconds == pytest.approx(30.0)
+
+
 def first_step(*groups: list[Told]) -> Measures:
     """Groups end, and node b takes a step of 100 tokens in 10 seconds while a goes on rolling out."""
     lead = [(assigned("b", 1, Role.TRAIN), 0.0), (taken("b", 1, TRAINER), 0.0)]

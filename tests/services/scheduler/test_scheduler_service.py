@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 from scheduler_bench import MACHINE, TRAINER, Bench, until
-from scheduler_world import RUN, Agents, config, document, task
+from scheduler_world import RUN, Agents, config, document, task, tasks
 
-from seamlessflow.bus.base import Message
+from seamlessflow.bus.base import Message, Stored
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import (
@@ -35,6 +35,7 @@ from seamlessflow.contracts import (
     TrainerStarted,
     TrainingEndRequested,
 )
+from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import CONTROL_STREAM, LEASES_BUCKET, QUEUE_OF, RUNS_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
 from seamlessflow.errors import Unavailable
@@ -439,3 +440,38 @@ async def test_a_leader_that_lost_its_key_to_another_ends_its_process(bench: Ben
     await until(gone)
     assert "usurper leads now" in str(process.exception())
     bench.running.clear()
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+async def test_a_run_whose_journal_does_not_answer_delays_no_other_run(bench: Bench, monkeypatch, how: str):
+    """Neither a question to it nor an event that is being said into it."""
+    ask, publish = MemoryBus.stream_bytes, MemoryBus.publish
+
+    async def stream_bytes(bus: MemoryBus, stream: str) -> int:
+        if how == "refuses" and stream == journal("away"):
+            raise Unavailable("this journal has no leader")
+        return await ask(bus, stream)
+
+    async def never_stored(bus: MemoryBus, message: Message) -> Stored:
+        if how == "hangs" and message.subject.startswith(subject_filter(GroupAdmitted, run="away").partition("*")[0]):
+            await asyncio.Event().wait()
+        return await publish(bus, message)
+
+    monkeypatch.setattr(service, "CONDUCT_SECONDS", 0.2)
+    monkeypatch.setattr(MemoryBus, "publish", never_stored)
+    await bench.start()
+    await bench.announce()
+    await bench.request("away", fleet={"journal_bytes": 10_000_000})
+    await bench.request("there")
+    await until(lambda: bench.has_journal("there"))
+    await until(lambda: bench.has_journal("away"))
+    await asyncio.sleep(0.2)
+    monkeypatch.setattr(MemoryBus, "stream_bytes", stream_bytes)
+    for run in ("away", "there"):
+        await bench.speaker.say_all(tasks("t", 4, run=run))
+
+    async def is_opened() -> bool:
+        return len(await bench.events("there", EpisodeOpened)) == 8
+
+    await until(is_opened)
+    assert await bench.events("away", EpisodeOpened) == []

@@ -75,7 +75,7 @@ async def conducted(context: Context, bench: Bench) -> Conductor:
     await conductor.make()
     await bench.speaker.say_all(tasks("t", 2 * GROUPS))
     await conductor.join()
-    await conductor.tick(NOTHING)
+    conductor.tick(NOTHING)
     return conductor
 
 
@@ -111,7 +111,7 @@ async def test_a_tick_waits_for_one_thing_said_at_most(bench: Bench, context: Co
     for _ in range(10):
         await asyncio.sleep(3 * SECONDS_TO_SAY)
         before = await num_opened(bench)
-        await conductor.tick(NOTHING)
+        conductor.tick(NOTHING)
         assert await num_opened(bench) - before <= 1
     await until(at_least(bench, NUM_OPENINGS))
     opened = [event.episode for event in await bench.events(RUN, EpisodeOpened)]
@@ -133,7 +133,7 @@ async def test_what_may_change_roles_silences_until_leases_are_written(bench: Be
     silent = await num_opened(bench)
     await asyncio.sleep(20 * SECONDS_TO_SAY)
     assert await num_opened(bench) == silent < NUM_OPENINGS
-    await conductor.tick(NOTHING)
+    conductor.tick(NOTHING)
     await until(at_least(bench, NUM_OPENINGS))
     await conductor.leave()
 
@@ -154,7 +154,7 @@ async def test_the_picture_is_always_the_fold_of_the_journal(bench: Bench, conte
             folded.apply(event)
         for name in ("waiting", "owed", "open_training", "bucket_loads", "admitted", "num_unfinished"):
             assert getattr(folded, name) == getattr(conductor.progress, name), name
-        await conductor.tick(NOTHING)
+        conductor.tick(NOTHING)
     await conductor.leave()
 
 
@@ -173,7 +173,7 @@ async def test_a_refusal_in_the_middle_delays_the_rest_until_the_next_tick(bench
     assert await num_opened(bench) == 50
     for _ in range(3):
         await asyncio.sleep(0.01)
-        await conductor.tick(NOTHING)
+        conductor.tick(NOTHING)
     await until(at_least(bench, NUM_OPENINGS))
     assert not refusals and len({event.episode for event in await bench.events(RUN, EpisodeOpened)}) == NUM_OPENINGS
     await conductor.leave()
