@@ -117,7 +117,14 @@ CONTROL_SECONDS = 0.05
 cores (facts.md); chosen: 50 ms, for a scheduler that decides within that time at 1,000 nodes."""
 
 SLOTS = 256
-"""Sequences side by side on one node: vLLM's default ``max_num_seqs``."""
+"""Sequences side by side that an engine has room for: vLLM's default ``max_num_seqs``. A run's ``fleet.slots`` are fewer
+where fewer contexts fit into the cache (``workloads.most_side_by_side``: 123 of agents on H800): of 256 that an owner takes
+many wait in its engine, while what it keeps for their next turns is given up (simulated, 8 nodes, 1:2.5: 0.71 of the bound
+with 256, 0.90 with 123)."""
+
+BUCKETS_PER_NODE = 8
+"""Affinity buckets, as far as a run document allows (64). Chosen: with two a node, six of eight nodes that roll out own two or
+three each, half as much again; with eight, ten or eleven (simulated: 0.85 and 0.90 of the bound)."""
 
 # Workloads. Lengths in tokens; lognormal distributions by median and sigma (the standard deviation of the logarithm).
 

@@ -122,6 +122,7 @@ class Agents:
             origin=episode.origin,
             status=EpisodeStatus.COMPLETED,
             reward=float(episode.origin.index % 2),
+            num_calls=len(episode.turns),
             sampled_tokens=sum(turn.sampled for turn in episode.turns),
         )
         self._ended(episode, end)

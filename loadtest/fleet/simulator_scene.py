@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from seamlessflow.run_config import MAX_BUCKETS, RunConfig, parse_run_config
 
-from .constants import TICK_SECONDS
+from .constants import BUCKETS_PER_NODE, TICK_SECONDS
 from .cost import Cost
 from .simulator_scheduler import ENV
-from .workloads import Workload
+from .workloads import Workload, most_side_by_side
 
 RUN = "simulated"
 
@@ -55,7 +55,7 @@ class Scene:
     changes: Sequence[Change] = ()
     with_spans: bool = False
     buckets: int | None = None
-    """None: two for each node, as far as a run document allows."""
+    """None: ``BUCKETS_PER_NODE`` for each node, as far as a run document allows."""
     long_tail: float | None = None
     """As ``fleet.long_tail`` of a run document."""
 
@@ -74,7 +74,7 @@ def node_name(number: int) -> str:
 def config_of(scene: Scene) -> RunConfig:
     """The run document of a scene."""
     mode = scene.mode
-    buckets = scene.buckets or min(MAX_BUCKETS, 2 * scene.nodes)
+    buckets = scene.buckets or min(MAX_BUCKETS, BUCKETS_PER_NODE * scene.nodes)
     return parse_run_config(
         {
             "model": {"name": "none"},
@@ -88,7 +88,7 @@ def config_of(scene: Scene) -> RunConfig:
             "fleet": {
                 "policy": mode.policy,
                 "train_nodes": mode.train_nodes,
-                "slots": scene.cost.slots,
+                "slots": most_side_by_side(scene.workload, scene.cost),
                 "buckets": buckets,
                 "long_tail": scene.long_tail,
             },

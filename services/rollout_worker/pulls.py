@@ -161,7 +161,7 @@ class Pulls:
 
     def pause(self) -> None:
         """Ask for nothing more; what is held is kept."""
-        self._is_open = False
+        self._is_open, self._turns = False, Turns()  # what is there when it opens again is not known
         self._share()
 
     async def leave(self) -> None:

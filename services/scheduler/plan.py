@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from seamlessflow.contracts import Lease, Role, Service
 from seamlessflow.contracts.tags import is_long
 
+from .affinity import owners
 from .allocation import allocate
-from .fleet import HeldLease, split_evenly
+from .fleet import HeldLease
 from .policy import Assignment, Demand, Node, policy_of
 from .policy.base import ROLLOUT, TRAIN
 from .policy.checked import as_it_stands, given_out
@@ -97,26 +98,28 @@ def differs(assignment: Assignment, lease: Lease | None) -> bool:
 def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[list[Assignment], str | None]:
     """What the policy says, which affinity buckets each node owns, and what is wrong with the policy.
 
-    A node that is lent to training keeps its own and finds its episodes when it comes back; one that never rolls out owns
-    none. With fewer buckets than nodes all own all: a node that owned nothing would get only what others have no room for.
-    Of generations that should be long a node that is lent owns none, as long as there is another: it gets them last of all.
+    Only who rolls out now owns some, and who comes back gets those again that it had (``affinity``). With fewer buckets than
+    nodes all that roll out own all: a node that owned nothing would get only what others have no room for. Of generations
+    that should be long a node that is lent owns none, as long as there is another: it gets them last of all.
     """
     said, wrong = given_out(policy_of(demand.policy), devices, demand, now)
     nodes = {node.name: node for node in devices}
     said = [_for_good(_kept_for_step(each, nodes[each.node], devices, demand), nodes[each.node], demand) for each in said]
     never = {assignment.node for assignment in said if assignment.never_rolls_out}
+    rolling = {assignment.node for assignment in said if assignment.role is Role.ROLLOUT}
+    leaving = {assignment.node for assignment in said if _will_leave(assignment)}
     able = [node for node in devices if node.has(ROLLOUT) and node.name not in never]
     owned: dict[str, tuple[int, ...]] = {}
     for place, tag in enumerate(demand.tags):
         first, count = place * demand.num_buckets, demand.num_buckets
-        serving = [node for node in able if not demand.lacks(node, tag)]
+        serving = sorted(node.name for node in able if not demand.lacks(node, tag))
         if is_long(tag):
-            leaving = {each.node for each in said if _will_leave(each, _buckets_of(nodes[each.node], demand, first))}
-            serving = [node for node in serving if node.name not in leaving] or serving
+            serving = [name for name in serving if name not in leaving] or serving
+        there = tuple(name for name in serving if name in rolling)
         if count < len(serving):
-            split = dict.fromkeys((node.name for node in serving), tuple(range(count)))
+            split: Mapping[str, Sequence[int]] = dict.fromkeys(there, range(count))
         else:
-            split = split_evenly(count, {node.name: _buckets_of(node, demand, first) for node in serving})
+            split = owners(count, tuple(serving), there)
         for name, buckets in split.items():
             owned[name] = owned.get(name, ()) + tuple(first + bucket for bucket in buckets)
     return [_owning(each, owned.get(each.node, ())) for each in said], wrong
@@ -142,12 +145,9 @@ def _owning(said: Assignment, buckets: tuple[int, ...]) -> Assignment:
     )
 
 
-def _will_leave(assignment: Assignment, owned: Sequence[int]) -> bool:
-    """Whether a node is called back for every step, so that what should take long is better off elsewhere.
-
-    Who trains now keeps what it owned, and gets no more: where nobody is lent (colocated) nothing moves with every step.
-    """
-    return assignment.trainer or assignment.lent or (assignment.role is Role.TRAIN and not owned)
+def _will_leave(assignment: Assignment) -> bool:
+    """Whether a node takes steps, so that what should take long is better off elsewhere."""
+    return assignment.trainer or assignment.lent or assignment.role is Role.TRAIN
 
 
 def _kept_for_step(assignment: Assignment, node: Node, devices: Sequence[Node], demand: Demand) -> Assignment:
@@ -192,10 +192,3 @@ def _runs_agents(node: Node, demand: Demand) -> Assignment:
 
 def _serve(node: Node, demand: Demand, tags: tuple[str, ...], reason: str) -> Assignment:
     return Assignment(node.name, demand.run, Role.SERVE, reason, tags)
-
-
-def _buckets_of(node: Node, demand: Demand, first: int) -> tuple[int, ...]:
-    """The affinity buckets of one work tag that a node has now; ``first``: the number of that tag's first one."""
-    if node.lease is None or node.lease.run != demand.run:
-        return ()
-    return tuple(bucket - first for bucket in node.lease.buckets if first <= bucket < first + demand.num_buckets)

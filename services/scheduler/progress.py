@@ -38,6 +38,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.run_config import RunConfig
 
+from .affinity import Calls
 from .lengths import Lengths
 from .losses import Losses
 from .names import episode_id
@@ -92,6 +93,7 @@ class Progress:
         self.steps = Steps()
         self.losses = Losses()
         self.lengths = Lengths(config.fleet.long_tail)
+        self.calls = Calls()
         self.tasks_ended = False
         self.stop: RunStopRequested | None = None
         self.end_requested: TrainingEndRequested | None = None
@@ -217,6 +219,8 @@ class Progress:
     def _on_episode_ended(self, event: EpisodeEnded, at: float) -> None:
         self._measure(event)
         is_news = self._attempt_over(event.episode, event.origin, event.status)
+        if is_news:
+            self.calls.ended(event)
         if is_news and event.origin.evaluation is None:
             if event.status is EpisodeStatus.COMPLETED:
                 self.groups[event.origin.group].reward = event.reward

@@ -254,7 +254,7 @@ class FleetSection(Section):
     all workers share all evenly."""
     tag_rules: tuple[TagRuleSection, ...] = ()
     """Tags that nodes have for this run because of what their hardware is."""
-    long_tail: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    long_tail: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Episodes that should take this many times the run's mean tokens, or more, are started first, and kept off nodes that
     training will call back as long as those have anything else to do. What a task should take is what the same prompt took
     before, or what its author says (``TaskSubmitted.expected_tokens``). None: all are alike. Try 1.5 where steps are

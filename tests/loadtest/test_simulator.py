@@ -34,6 +34,16 @@ def scene(name: str, workload: Workload = SHORT, *, ratio: float = 1 / 2.5, spli
     return replace(base, **changed)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("workload", [REASONING, AGENTIC, shifting(AGENTIC)])
+def test_a_node_takes_no_more_generations_than_contexts_fit_into_its_cache(workload: Workload) -> None:
+    """Those of agents whose tools work included; of short answers as many as there are slots."""
+    cost = cost_of()
+    slots = config_of(scene("auto", workload, cost=cost)).fleet.slots
+
+    assert (slots == cost.slots) is (not workload.is_agentic)
+    assert slots * work_of(workload, cost, 1.0).held < 1.01 * cost.kv_tokens
+
+
 def tokens_of(workload: Workload, groups: int) -> int:
     return sum(turn.sampled for task in range(groups) for index in range(4) for turn in workload.episode(f"t{task}", index))
 

@@ -198,7 +198,7 @@ class Assignment:
     never_rolls_out: bool = False
     """For the whole run, or until its tags change; so it owns no affinity bucket, and what it holds goes to other nodes."""
     buckets: tuple[int, ...] = ()
-    """Affinity buckets that the node owns, whatever its role is now; filled in by the plan, no policy's matter."""
+    """Affinity buckets that the node owns while it rolls out; filled in by the plan, no policy's matter."""
 
 
 Policy = Callable[[Sequence[Node], Demand, float], list[Assignment]]

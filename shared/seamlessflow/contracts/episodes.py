@@ -65,7 +65,8 @@ class GroupAdmitted(Event):
     step: int
     """Optimiser steps done when it was admitted."""
     bucket: int = 0
-    """Affinity bucket of all its episodes: the node that owns it keeps the prompt and the turns they share in its cache."""
+    """Affinity bucket of all its episodes where they are one call each, so that prompts are what they share; of its first one
+    where they are several, and the others have the next ones (``EpisodeOpened.bucket``)."""
     expected_tokens: int | None = None
     """What one of its episodes should take to sample, where the run tells long ones from others (``fleet.long_tail``) and that
     is known."""

@@ -111,8 +111,8 @@ class Lease(Record):
     """Rollout: work tags of the generations it may pull. Agent-runner: environment tags. Trajectory-manager: its shards."""
     buckets: tuple[int, ...] = ()
     """Affinity buckets it owns, counted over the run's work tags in alphabetical order: bucket b of tag n is n times
-    ``fleet.buckets`` plus b. It keeps them while it is lent to training. Of the others it is a backup: it gets what their
-    owners have no room for. With fewer buckets than workers all own all."""
+    ``fleet.buckets`` plus b. None while it does not roll out; then others own them, and it gets them back. Of the others it is
+    a backup: it gets what their owners have no room for. With fewer buckets than workers all own all."""
     epoch: int
     since: float = 0.0
     """When it was written, in Unix seconds of the scheduler's clock."""

@@ -183,24 +183,25 @@ def test_shards_are_split_evenly_each_to_one_manager(num_shards, held):
     assert max(map(len, split.values())) - min(map(len, split.values())) <= 1
 
 
-def test_every_affinity_bucket_has_one_owner_which_keeps_it_while_its_node_trains():
-    """As even as can be; a node that only trains owns none; a new node takes some and moves no others."""
+def test_every_affinity_bucket_has_one_owner_that_rolls_out_and_comes_back_to_it_from_training():
+    """As even as can be; who trains owns none meanwhile, and what others have moves no more than it must."""
     sim = Sim()
-    fleet = [status("a", WORKER), status("b", WORKER), status("b", TRAINER), status("c", TRAINER), status("r", RUNNER)]
-    fleet.append(status("m", MANAGER))
-    want = Demand("r1", "multiplexed", envs=("single",), num_buckets=4)
+    fleet = [status(name, WORKER) for name in "abd"] + [status("b", TRAINER), status("r", RUNNER), status("m", MANAGER)]
+    want = Demand("r1", "multiplexed", envs=("single",), num_buckets=9)
     leases, _ = sim.tick(fleet, want)
     before = {name: lease.buckets for name, lease in leases.items() if lease.buckets}
 
-    assert sorted(bucket for buckets in before.values() for bucket in buckets) == [0, 1, 2, 3]
-    assert {name: len(buckets) for name, buckets in before.items()} == {"a": 2, "b": 2}
+    assert sorted(bucket for buckets in before.values() for bucket in buckets) == list(range(9))
+    assert {name: len(buckets) for name, buckets in before.items()} == {"a": 3, "b": 3, "d": 3}
 
     leases, _ = sim.tick(fleet, replace(want, wants_train=True))
-    assert {name: lease.buckets for name, lease in leases.items() if lease.buckets} == before
+    assert leases["b"].role is Role.TRAIN and leases["b"].buckets == ()
+    meanwhile = {name: lease.buckets for name, lease in leases.items() if lease.buckets}
+    assert sorted(bucket for buckets in meanwhile.values() for bucket in buckets) == list(range(9))
+    assert all(set(before[name]) < set(buckets) for name, buckets in meanwhile.items())
 
-    leases, _ = sim.tick([*fleet, status("d", WORKER)], want)
-    assert len(leases["d"].buckets) == 1
-    assert all(set(leases[name].buckets) <= set(buckets) for name, buckets in before.items())
+    leases, _ = sim.tick(fleet, want)
+    assert {name: lease.buckets for name, lease in leases.items() if lease.buckets} == before
 
 
 def test_with_fewer_buckets_than_workers_all_own_all():

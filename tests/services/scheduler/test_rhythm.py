@@ -44,19 +44,44 @@ def test_admission_stops_at_the_bound_and_goes_on_with_steps_and_drops():
     assert kinds(told(progress, step)).count("GroupAdmitted") == 2
 
 
-def test_each_group_goes_whole_to_the_affinity_bucket_with_the_fewest_open_groups():
+def called(opened: EpisodeOpened, num_calls: int, status: EpisodeStatus = EpisodeStatus.COMPLETED) -> EpisodeEnded:
+    return ended(opened, status).model_copy(update={"num_calls": num_calls})
+
+
+def test_a_group_of_one_call_each_goes_whole_to_the_affinity_bucket_with_the_fewest_open_groups():
     """So siblings find each other's prompt, and no worker gets more groups than another; attempts stay in the bucket."""
     progress = Progress(RUN, config(fleet={"buckets": 2}))
-    said = told(progress, *tasks("t", 20))
+    [first, *_] = [e for e in told(progress, task("t")) if isinstance(e, EpisodeOpened)]
+    said = told(progress, called(first, 1), *tasks("t", 20))
     buckets = {e.group: e.bucket for e in said if isinstance(e, GroupAdmitted)}
-    assert list(buckets.values()) == [0, 1, 0, 1]
+    assert list(buckets.values()) == [1, 0, 1]
     assert all(e.bucket == buckets[e.origin.group] for e in said if isinstance(e, EpisodeOpened))
 
     opened = next(e for e in said if isinstance(e, EpisodeOpened) and e.origin.group == "g-t1")
-    again = [e for e in told(progress, ended(opened, EpisodeStatus.AGENT_FAILED)) if isinstance(e, EpisodeOpened)]
-    assert [e.bucket for e in again] == [1]
-    more = told(progress, *(GroupDropped(run=RUN, group=f"g-t{n}", reason="failed") for n in (0, 2)))
-    assert [e.bucket for e in more if isinstance(e, GroupAdmitted)] == [0, 0]
+    again = [e for e in told(progress, called(opened, 1, EpisodeStatus.AGENT_FAILED)) if isinstance(e, EpisodeOpened)]
+    assert [e.bucket for e in again] == [opened.bucket]
+
+
+@pytest.mark.parametrize("num_calls", [0, 5])
+def test_episodes_of_several_calls_are_spread_over_all_buckets_and_attempts_stay(num_calls):
+    """As long as nothing is known (0: none was begun), too: they are as long as their siblings, and share little with them."""
+    progress = Progress(RUN, config(fleet={"buckets": 2}))
+    [first, second] = [e for e in told(progress, task("t")) if isinstance(e, EpisodeOpened)]
+    assert (first.bucket, second.bucket) == (0, 1)
+
+    said = told(progress, called(first, num_calls, EpisodeStatus.AGENT_FAILED), *tasks("t", 20))
+    opened = [e for e in said if isinstance(e, EpisodeOpened)]
+    assert [e.bucket for e in opened if e.origin == first.origin.model_copy(update={"attempt": 1})] == [first.bucket]
+    assert {e.bucket for e in opened if e.origin.group == "g-t1"} == {0, 1}
+
+
+def test_an_end_that_is_delivered_again_is_counted_once():
+    """Else where an episode's calls go would depend on the queue, not on the journal."""
+    progress = Progress(RUN, config())
+    first, second = [e for e in told(progress, task("t")) if isinstance(e, EpisodeOpened)]
+    told(progress, called(first, 3), *[called(second, 1)] * 9)
+
+    assert not progress.calls.is_one("single")
 
 
 def test_a_task_id_seen_before_is_the_same_task():
