@@ -185,7 +185,7 @@ def _timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def _bits(weights: Weights) -> dict[str, Bits]:
-    return {name: bits_of(tensor) for name, tensor in weights.items()}
+    return {name: bits_of(name, tensor) for name, tensor in weights.items()}
 
 
 def _num_bytes(tensors: Mapping[str, Bits]) -> int:

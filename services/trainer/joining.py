@@ -59,7 +59,14 @@ async def join_run(
     steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
     dtype = served_dtype(folder, config.model.dtype)
     publisher = WeightsPublisher(
-        context.bus, context.store, context.speaker, run, steps, dtype, full_every=config.weights.full_every
+        context.bus,
+        context.store,
+        context.speaker,
+        run,
+        steps,
+        dtype,
+        full_every=config.weights.full_every,
+        last_step=config.algorithm.steps,
     )
     await publisher.join()
     await patiently("model.publish", _publish_model, context, run, folder, config)

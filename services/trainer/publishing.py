@@ -3,13 +3,14 @@
     files, manifest last  ──▶  WeightsPublished (once per number)  ──▶  head (compare-and-set)  ──▶  hint
 
 Killed anywhere, the next start takes the next number: a number is used up as soon as WeightsPublished is said, and no
-worker has seen one that was not. Two trainers cannot both write: the head's revision was read when joining, and whoever
-finds it changed stops.
+worker has seen one that was not. Two trainers cannot both publish: the head's revision was read when joining, and whoever
+finds it changed stops. What it wrote until then lies in a folder of its own, that nothing names and ``collect`` removes.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping
 
 import structlog
@@ -22,9 +23,9 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
-from seamlessflow.errors import Refused, SequenceMismatch, Unavailable
+from seamlessflow.errors import Refused, SequenceMismatch
 from seamlessflow.runtime import Speaker
-from seamlessflow.weights import publish_folder, remove_folder, weights_path
+from seamlessflow.weights import folders_of_versions, publish_folder, remove_folder, weights_path
 from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
 
 from .threads import in_thread, patiently
@@ -44,7 +45,8 @@ async def read_head(bus: Bus, run: str) -> WeightsHead | None:
 
 
 class WeightsPublisher:
-    """Publishes one run's weights. ``steps`` learns every version published. full_every: see ``weights.full_every``."""
+    """Publishes one run's weights. ``steps`` learns every version published. full_every: see ``weights.full_every``.
+    last_step: from it on versions are full, so that what a finished run leaves is loaded by itself."""
 
     def __init__(
         self,
@@ -56,9 +58,11 @@ class WeightsPublisher:
         dtype: torch.dtype,
         *,
         full_every: int,
+        last_step: int | None = None,
     ) -> None:
         self._bus, self._store, self._speaker, self._run = bus, store, speaker, run
         self._steps, self._maker = steps, VersionMaker(dtype, full_every)
+        self._last_step = last_step
         self._revision: int | None = None
         self.weights_version = -1
         """The newest published; -1: none."""
@@ -76,8 +80,11 @@ class WeightsPublisher:
     async def publish(self, weights: Mapping[str, Tensor], *, step: int, epoch: int) -> WeightsPublished:
         """Make the weights the head, under a new number. Raises Refused when another trainer publishes for this run."""
         started, version = time.monotonic(), self.weights_version + 1
-        path = weights_path(self._run, version)
-        files = await in_thread(self._maker.make, weights, version=version, step=step, newest=self.weights_version)
+        path = weights_path(self._run, version, uuid.uuid4().hex[:12])
+        is_last = self._last_step is not None and step >= self._last_step
+        files = await in_thread(
+            self._maker.make, weights, version=version, step=step, newest=self.weights_version, is_last=is_last
+        )
         num_bytes = await patiently("weights.publish", self._write, path, files)
         published = WeightsPublished(
             run=self._run,
@@ -92,7 +99,7 @@ class WeightsPublisher:
         self._steps.publish(version, step)
         await self._move_head(WeightsHead(weights_version=version, step=step, path=path, epoch=epoch))
         self.weights_version = version
-        self._maker.published(version)
+        self._maker.published(version, path)
         await self._bus.hint(HINT_WEIGHTS.format(run=self._run), b"")
         return published
 
@@ -114,21 +121,28 @@ class WeightsPublisher:
             self._revision = entry.revision  # only our acknowledgement was lost
 
     def collect(self) -> None:
-        """Remove all but the newest versions and what their deltas build on. Blocks."""
-        folder = weights_path(self._run, 0).rsplit("/", 1)[0]
-        there = sorted(int(name) for name in self._store.folders(folder) if name.isdigit())
-        oldest = self._full_before(self.weights_version - KEEP_VERSIONS + 1, there)
-        for version in there:
-            if version < oldest:
-                remove_folder(self._store, weights_path(self._run, version))
+        """Remove all but the newest versions and what their deltas build on. Blocks.
 
-    def _full_before(self, version: int, there: list[int]) -> int:
-        """The nearest full version up to this one; this one where none is complete."""
-        for candidate in reversed([each for each in there if each <= version]):
-            try:
-                manifest = read_manifest(self._store, weights_path(self._run, candidate), candidate)
-            except (FileNotFoundError, Unavailable):
-                continue  # its writer died; whoever builds on an earlier one finds that
-            if manifest.full is not None:
+        Raises Unavailable where a manifest cannot be read: nothing is removed then.
+        """
+        there = folders_of_versions(self._store, weights_path(self._run, 0).rsplit("/", 1)[0])
+        oldest = self._full_before(self.weights_version - KEEP_VERSIONS + 1, there)
+        for version in [each for each in there if oldest is not None and each < oldest]:
+            for path in there[version]:
+                remove_folder(self._store, path)
+
+    def _full_before(self, version: int, there: Mapping[int, list[str]]) -> int | None:
+        """The nearest full version up to this one; None: there is none, or none yet. Raises Unavailable."""
+        for candidate in sorted((each for each in there if each <= version), reverse=True):
+            found = [self._is_full(path, candidate) for path in there[candidate]]
+            complete = [is_full for is_full in found if is_full is not None]
+            if complete and all(complete):  # of several attempts any may be the one that was published
                 return candidate
-        return version
+        return None
+
+    def _is_full(self, path: str, version: int) -> bool | None:
+        """None: there is no manifest, its writer died. Raises Unavailable."""
+        try:
+            return read_manifest(self._store, path, version).full is not None
+        except FileNotFoundError:
+            return None

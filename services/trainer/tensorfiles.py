@@ -11,25 +11,37 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from seamlessflow.errors import BadInput
+
 _NAMES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
 }  # fmt: skip
 ALIGNMENT = 8
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Iterator[bytes | memoryview]:
-    """The file's bytes. ``dtype``: floating tensors are cast to it on the way. The tensors may live on any device."""
+    """The file's bytes. ``dtype``: floating tensors are cast to it on the way. The tensors may live on any device.
+
+    Raises BadInput, before there is a byte, for a tensor that the format has no dtype for.
+    """
     # Wider elements first keeps every tensor aligned to its own size.
     items = sorted(((name, t, kept_dtype(t, dtype)) for name, t in tensors.items()), key=lambda i: (-i[2].itemsize, i[0]))
-    yield _header([(name, kept, tensor.shape) for name, tensor, kept in items])
+    return _chunks(_header([(name, kept, tensor.shape) for name, tensor, kept in items]), items)
+
+
+def _chunks(header: bytes, items: list[tuple[str, Tensor, torch.dtype]]) -> Iterator[bytes | memoryview]:
+    yield header
     for _, tensor, kept in items:
         flat = tensor.detach().to(device="cpu", dtype=kept).contiguous().reshape(-1)
         yield flat.view(torch.uint8).numpy().data
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """As safetensors names it."""
+def dtype_name(name: str, dtype: torch.dtype) -> str:
+    """As safetensors names the dtype of a tensor. Raises BadInput, naming both, where it cannot be written."""
+    if dtype not in _NAMES:
+        raise BadInput(f"tensor {name} is {dtype}, which cannot be written as weights; known are {', '.join(_NAMES.values())}")
     return _NAMES[dtype]
 
 
@@ -43,7 +55,7 @@ def _header(items: list[tuple[str, torch.dtype, torch.Size]]) -> bytes:
     offset = 0
     for name, dtype, shape in items:
         end = offset + shape.numel() * dtype.itemsize
-        described[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        described[name] = {"dtype": dtype_name(name, dtype), "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)

@@ -5,7 +5,8 @@
 
 A delta needs the version before in this process and in the store. So a line of training begins with a full version, and
 so does whatever comes after a version that was not published to its end. Where changes take nearly as many bytes as the
-weights (float32: every value changes), the version is full and has no delta.
+weights (float32: every value changes), the version is full and has no delta; float32 weights of which this was so a few
+times in a row are published in full from then on, without a copy kept for comparing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from .tensorfiles import dtype_name, kept_dtype, safetensors_chunks
 
 WORTHWHILE_SHARE = 0.5
 """A delta above this share of the weights' bytes is not written: a reader would do more work to save less than half."""
+
+MOST_MISSES = 3
+"""Versions of float32 weights in a row without a delta that was worth it, after which none is looked for any more."""
 
 SAMPLE_VALUES = 4096
 """Of each tensor, to guess from: enough to tell a twentieth from a half, and soon done."""
@@ -61,29 +65,42 @@ class VersionMaker:
         self._last: dict[str, Tensor] = {}
         self._last_version: int | None = None
         """The version ``_last`` holds, once it is published; None: nothing to build on."""
+        self._last_path: str | None = None
         self._since_full = 0
+        self._misses = 0
+        """Deltas in a row that were not worth it."""
 
-    def make(self, weights: Mapping[str, Tensor], *, version: int, step: int, newest: int) -> VersionFiles:
-        """The files of ``version``. newest: the version that is the head now. Blocks."""
-        if self._full_every == 1:
+    def make(
+        self, weights: Mapping[str, Tensor], *, version: int, step: int, newest: int, is_last: bool = False
+    ) -> VersionFiles:
+        """The files of ``version``. newest: the version that is the head now. is_last: make it full. Blocks."""
+        if self._full_every == 1 or self._is_hopeless:
             return VersionFiles(self._facts(version, step, None, None), weights, self._dtype, None)
         copies = host_copies(weights, self._dtype)
-        bits = {name: bits_of(tensor) for name, tensor in copies.items()}
+        bits = _bits_of_all(copies)
         base = newest if self._last_version == newest else None
         delta = None if base is None else self._delta(bits)
-        is_full = delta is None or self._since_full + 1 >= self._full_every
+        if base is not None:
+            self._misses = self._misses + 1 if delta is None else 0
+        is_full = is_last or delta is None or self._since_full + 1 >= self._full_every
         self._last, self._last_version = copies, None
         self._since_full = 0 if is_full else self._since_full + 1
         facts = self._facts(version, step, base if delta is not None else None, tensor_digests(bits))
+        if self._is_hopeless:
+            self._last = {}
         return VersionFiles(facts, copies if is_full else None, self._dtype, delta)
 
-    def published(self, version: int) -> None:
-        """What was made last is the head now: the next version may build on it."""
-        self._last_version = version
+    def published(self, version: int, path: str) -> None:
+        """What was made last is the head now, in this folder: the next version may build on it."""
+        self._last_version, self._last_path = version, path
+
+    @property
+    def _is_hopeless(self) -> bool:
+        return self._dtype == torch.float32 and self._misses >= MOST_MISSES
 
     def _delta(self, bits: Mapping[str, Bits]) -> bytes | None:
         """None: not worth it, which the first values of each tensor tell before all of them are looked at."""
-        before = {name: bits_of(tensor) for name, tensor in self._last.items()}
+        before = _bits_of_all(self._last)
         sample = parse(encode(_sample(before), _sample(bits)))
         if len(sample.data) > WORTHWHILE_SHARE * _num_bytes(_sample(bits)):
             return None
@@ -92,7 +109,8 @@ class VersionMaker:
 
     def _facts(self, version: int, step: int, base: int | None, tensors: Mapping[str, str] | None) -> dict[str, object]:
         dtype = str(self._dtype).removeprefix("torch.")
-        return version_facts(weights_version=version, step=step, dtype=dtype, base=base, tensors=tensors)
+        path = None if base is None else self._last_path
+        return version_facts(weights_version=version, step=step, dtype=dtype, base=base, base_path=path, tensors=tensors)
 
 
 def _sample(bits: Mapping[str, Bits]) -> dict[str, Bits]:
@@ -112,7 +130,11 @@ def host_copies(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, 
     }
 
 
-def bits_of(tensor: Tensor) -> Bits:
-    """The bit patterns of a contiguous tensor in host memory, not a copy."""
+def _bits_of_all(tensors: Mapping[str, Tensor]) -> dict[str, Bits]:
+    return {name: bits_of(name, tensor) for name, tensor in tensors.items()}
+
+
+def bits_of(name: str, tensor: Tensor) -> Bits:
+    """The bit patterns of a contiguous tensor in host memory, not a copy. Raises BadInput, see ``dtype_name``."""
     octets = tensor.reshape(-1).view(torch.uint8).numpy()
-    return Bits(dtype_name(tensor.dtype), tuple(tensor.shape), octets.view(np.dtype(f"u{tensor.element_size()}")))
+    return Bits(dtype_name(name, tensor.dtype), tuple(tensor.shape), octets.view(np.dtype(f"u{tensor.element_size()}")))

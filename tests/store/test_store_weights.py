@@ -110,3 +110,14 @@ def test_a_damaged_version_is_refused(store, tmp_path, damage):
     with pytest.raises(Unavailable, match="nothing was loaded"):
         fetch_folder(store, PATH, tmp_path / "here")
     assert not (tmp_path / "here" / "model.safetensors").exists()
+
+
+def test_a_file_that_is_not_there_yet_when_read_back_is_trouble_that_passes(tmp_path):
+    """A store whose objects appear late: the writer tries again."""
+
+    class Late(Store):
+        def read(self, path: str) -> bytes:
+            raise FileNotFoundError(path)
+
+    with pytest.raises(Unavailable, match="is not in the store"):
+        publish_folder(Late(f"file://{tmp_path}"), PATH, FILES, {}, read_back=("config.json",))

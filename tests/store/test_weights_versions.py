@@ -292,3 +292,32 @@ def test_no_route_means_that_none_is_complete(there, wanted, held):
         assert there[version].full is None and version != held
         version -= 1
     assert version != held and (version not in there or there[version].full is None)
+
+
+def test_one_bad_delta_is_read_once_and_no_full_file_for_it(filled, fetch, here, monkeypatch):
+    """Routes over it are not tried, the small files come first: a newcomer reads one full file, whatever was damaged."""
+    damage(filled, 4, DELTA_FILE)
+    reads, read = [], filled.read
+
+    def counted(path: str) -> bytes:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(filled, "read", counted)
+
+    assert fetch(5, older_will_do=True).weights_version == 3
+    assert same(here(), LINE[3])
+    assert len(reads) == len(set(reads))
+    assert [path for path in reads if path.endswith(WEIGHTS_FILE)] == [f"{weights_path(RUN, 3)}/{WEIGHTS_FILE}"]
+
+
+def test_a_newcomer_takes_an_older_version_when_the_manifest_of_the_newest_is_damaged(filled, fetch, here):
+    """The one before it is found in the store; of a number with two attempts nobody knows which one was published."""
+    filled.write(f"{weights_path(RUN, 7)}/{MANIFEST}", b"")
+    assert fetch(7, older_will_do=True).weights_version == 6
+    assert same(here(), LINE[6])
+
+    filled.write(f"{weights_path(RUN, 6, 'other')}/{MANIFEST}", filled.read(f"{weights_path(RUN, 6)}/{MANIFEST}"))
+    assert fetch(7, older_will_do=True).weights_version == 5
+    with pytest.raises(Unavailable):
+        fetch(7)

@@ -1,5 +1,6 @@
 """Weights in the object store: full and delta versions, found by their manifests.
 
+    cores       how many threads work on weights
     folders     files first, manifest last; a folder without a manifest does not exist
     tensorfile  safetensors files as bit patterns, no framework needed
     gaps, steps where values changed, and by how much, in few bits
@@ -15,6 +16,7 @@ from .folders import (
     MANIFEST,
     WEIGHTS_FILE,
     fetch_folder,
+    folders_of_versions,
     model_path,
     publish_folder,
     remove_folder,
@@ -25,6 +27,7 @@ __all__ = [
     "MANIFEST",
     "WEIGHTS_FILE",
     "fetch_folder",
+    "folders_of_versions",
     "model_path",
     "publish_folder",
     "remove_folder",

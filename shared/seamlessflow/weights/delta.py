@@ -11,7 +11,6 @@ Chunks are coded by themselves (gaps.py, steps.py), on as many threads as there 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BadInput
+from .cores import num_cores
 from .gaps import Bytes, decode_positions, encode_positions
 from .steps import Words, decode_values, encode_values
 from .tensorfile import WORD_BYTES, Bits, check_same_layout, parse_tensors
@@ -48,7 +48,7 @@ class Delta:
 
 
 def encode(old: Mapping[str, Bits], new: Mapping[str, Bits], *, num_threads: int | None = None) -> bytes:
-    """What makes ``new`` of ``old``. Raises BadInput when names, dtypes or shapes differ. num_threads None: all cores."""
+    """What makes ``new`` of ``old``. Raises BadInput when names, dtypes or shapes differ. num_threads None: our cores."""
     check_same_layout(old, new, "the new weights")
     pairs = [pair for name in old for pair in zip(_chunks(old[name].words), _chunks(new[name].words), strict=True)]
     coded = _each(_encode_chunk, pairs, num_threads)
@@ -120,7 +120,7 @@ def _chunks(words: Words) -> Iterator[Words]:
 
 def _each(function: Callable[[S], T], work: Iterable[S], num_threads: int | None) -> list[T]:
     """In order, on several threads."""
-    with ThreadPoolExecutor(num_threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(num_threads or num_cores()) as pool:
         return list(pool.map(function, work))
 
 

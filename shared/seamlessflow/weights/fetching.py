@@ -4,14 +4,14 @@
           └▶ full file, digest ────┴▶ deltas, digest each ─▶ changed in place ─▶ digest of every tensor ─▶ finite? ─▶ there
 
 A missing or damaged part costs a route, not the version: the next one is gone, and said. What cannot be checked is not used.
+The small files are fetched first and kept until the end, and no way is tried over a file that was bad once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,10 @@ import structlog
 
 from ..blobs import Store
 from ..errors import BadInput, SeamlessFlowError, Unavailable
+from .cores import num_cores
 from .delta import apply, parse
-from .folders import WEIGHTS_FILE
-from .manifests import DELTA_FILE, StoredFile, VersionManifest, read_manifest
+from .folders import WEIGHTS_FILE, folders_of_versions
+from .manifests import DELTA_FILE, VersionManifest, read_manifest
 from .routes import Route, reachable, routes
 from .tensorfile import Bits, check_finite, map_tensors
 
@@ -50,46 +51,53 @@ def fetch_version(
 ) -> Obtained:
     """Put a version's ``model.safetensors`` into the folder ``target``. Blocks.
 
-    path: the version's folder in the store; its base versions lie beside it. held: what deltas may start from; it is left
+    path: the version's folder in the store; its manifest says where its base is. held: what deltas may start from; it is left
     as it is. older_will_do: where this version is damaged, take the nearest older one that can be had.
     Raises FileNotFoundError when the version is not in the store, Unavailable when no route leads to it, BadInput when its
     values are no numbers; ``target`` holds no part of it then.
     """
-    manifests = _Manifests(store, path, weights_version)
-    manifests.read(weights_version)
+    versions = _Versions(store, path, weights_version, target / "deltas")
     try:
-        return Obtained(weights_version, _go_any(manifests, weights_version, target, held))
+        versions.read(weights_version)
+        return Obtained(weights_version, _go_any(versions, weights_version, target, held))
     except SeamlessFlowError as wrong:
-        older = _take_older(manifests, weights_version, target, wrong) if older_will_do else None
+        older = _take_older(versions, weights_version, target, wrong) if older_will_do else None
         if older is None:
             raise
         return older
+    finally:
+        shutil.rmtree(target / "deltas", ignore_errors=True)
 
 
 def tensor_digests(tensors: Mapping[str, Bits]) -> dict[str, str]:
-    """sha256 of each tensor's bytes, on all cores."""
+    """sha256 of each tensor's bytes, on several cores."""
     largest_first = sorted(tensors, key=lambda name: -tensors[name].words.nbytes)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
         found = dict(zip(largest_first, pool.map(lambda name: _digest(tensors[name]), largest_first), strict=True))
     return {name: found[name] for name in tensors}
 
 
-class _Manifests:
-    """The manifests of a version and of those it builds on, each read once."""
+class _Versions:
+    """A version and those it builds on, for one fetch: each manifest and each delta is read once, what was bad stays bad."""
 
-    def __init__(self, store: Store, path: str, weights_version: int) -> None:
+    def __init__(self, store: Store, path: str, weights_version: int, scratch: Path) -> None:
         self.store = store
         self._parent = path.rsplit("/", 1)[0]
         self._paths = {weights_version: path}
         self._known: dict[int, VersionManifest | None] = {}
+        self._scratch = scratch
+        self._bad: set[tuple[int, str]] = set()
 
     def path(self, weights_version: int) -> str:
         return self._paths.get(weights_version, f"{self._parent}/{weights_version:08d}")
 
     def read(self, weights_version: int) -> VersionManifest:
         """Raises FileNotFoundError or Unavailable."""
+        self._known[weights_version] = None
         manifest = read_manifest(self.store, self.path(weights_version), weights_version)
         self._known[weights_version] = manifest
+        if manifest.base is not None and manifest.base_path is not None:
+            self._paths.setdefault(manifest.base, manifest.base_path)
         return manifest
 
     def get(self, weights_version: int) -> VersionManifest | None:
@@ -99,15 +107,74 @@ class _Manifests:
                 self.read(weights_version)
             except (FileNotFoundError, Unavailable) as wrong:
                 log.warning("weights.manifest_unusable", weights_version=weights_version, reason=str(wrong))
-                self._known[weights_version] = None
         return self._known[weights_version]
 
-
-def _take_older(manifests: _Manifests, wanted: int, target: Path, reason: SeamlessFlowError) -> Obtained | None:
-    """The newest version before ``wanted`` that can be had; None: there is none."""
-    for version in reachable(wanted, manifests.get):
+    def older(self, weights_version: int) -> Iterator[int]:
+        """Versions before this one, newest first: its line, or where its manifest cannot be read all that the store lists."""
+        if self.get(weights_version) is not None:
+            yield from reachable(weights_version, self.get)
+            return
         try:
-            route = _go_any(manifests, version, target, None)
+            listed = folders_of_versions(self.store, self._parent)
+        except Unavailable:
+            return
+        for version in sorted((each for each in listed if each < weights_version), reverse=True):
+            complete = [path for path in listed[version] if self._is_complete(path, version)]
+            if len(complete) == 1:  # of two attempts nobody here knows which one was published
+                self._paths.setdefault(version, complete[0])
+            if version in self._paths:
+                yield version
+
+    def _is_complete(self, path: str, weights_version: int) -> bool:
+        try:
+            read_manifest(self.store, path, weights_version)
+        except FileNotFoundError:
+            return False
+        except Unavailable:
+            return True  # or not: it cannot be told, and is not to be used
+        return True
+
+    def is_bad(self, route: Route) -> bool:
+        """Whether it leads over a file that could not be used."""
+        needed = {(version, DELTA_FILE) for version in route.deltas}
+        return bool(self._bad & (needed if route.is_held else needed | {(route.start, WEIGHTS_FILE)}))
+
+    def mark_bad(self, weights_version: int, name: str) -> None:
+        self._bad.add((weights_version, name))
+
+    def delta(self, weights_version: int) -> Path:
+        """A version's delta on this machine, until the fetch ends. Raises Unavailable."""
+        file = self._scratch / f"{weights_version:08d}"
+        if not file.exists():
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            part = file.with_suffix(".part")
+            part.write_bytes(self.content(weights_version, DELTA_FILE))
+            part.replace(file)
+        return file
+
+    def content(self, weights_version: int, name: str) -> bytes:
+        """A file of a version. Raises Unavailable, and it is bad from then on, unless it has the bytes of the manifest."""
+        manifest, path = self.get(weights_version), f"{self.path(weights_version)}/{name}"
+        assert manifest is not None, "routes lead over complete versions only"
+        try:
+            content = self.store.read(path)
+            if hashlib.sha256(content).hexdigest() == manifest.files[name].sha256:
+                return content
+        except FileNotFoundError as wrong:
+            self.mark_bad(weights_version, name)
+            raise Unavailable(f"{path} is in the manifest and not in the store; nothing was loaded") from wrong
+        except Unavailable:
+            self.mark_bad(weights_version, name)
+            raise
+        self.mark_bad(weights_version, name)
+        raise Unavailable(f"{path}: {len(content)} bytes do not have the manifest's digest; nothing was loaded")
+
+
+def _take_older(versions: _Versions, wanted: int, target: Path, reason: SeamlessFlowError) -> Obtained | None:
+    """The newest version before ``wanted`` that can be had; None: there is none."""
+    for version in versions.older(wanted):
+        try:
+            route = _go_any(versions, version, target, None)
         except SeamlessFlowError:
             continue  # said already
         log.warning("weights.older_taken", wanted=wanted, taken=version, reason=str(reason))
@@ -115,18 +182,18 @@ def _take_older(manifests: _Manifests, wanted: int, target: Path, reason: Seamle
     return None
 
 
-def _go_any(manifests: _Manifests, weights_version: int, target: Path, held: Held | None) -> Route:
+def _go_any(versions: _Versions, weights_version: int, target: Path, held: Held | None) -> Route:
     """The first route that leads there, and finite values at its end. Raises what the first of them failed with."""
     tried: list[Route] = []
     part = target / f"{WEIGHTS_FILE}.part"
     failure: SeamlessFlowError | None = None
     for num_full in (0, 1, 2):  # farther back only when the nearer ones failed
-        for route in routes(weights_version, held.weights_version if held else None, manifests.get, num_full=num_full):
-            if route in tried:
+        for route in routes(weights_version, held.weights_version if held else None, versions.get, num_full=num_full):
+            if route in tried or versions.is_bad(route):
                 continue
             tried.append(route)
             try:
-                _go(manifests, route, weights_version, part, held)
+                _go(versions, route, weights_version, part, held)
             except (SeamlessFlowError, OSError) as wrong:
                 part.unlink(missing_ok=True)
                 failure = failure or (wrong if isinstance(wrong, SeamlessFlowError) else Unavailable(str(wrong)))
@@ -135,7 +202,8 @@ def _go_any(manifests: _Manifests, weights_version: int, target: Path, held: Hel
             _put_in_place(part, target / WEIGHTS_FILE, weights_version)
             return route
     raise failure or Unavailable(
-        f"weights version {weights_version}: no full version that it builds on is in {manifests.store.url}; nothing was loaded"
+        f"weights version {weights_version}: no full version that it builds on can be had from {versions.store.url}; "
+        "nothing was loaded"
     )
 
 
@@ -160,34 +228,25 @@ def _say_failed(weights_version: int, route: Route, wrong: Exception) -> None:
     )
 
 
-def _go(manifests: _Manifests, route: Route, weights_version: int, file: Path, held: Held | None) -> None:
+def _go(versions: _Versions, route: Route, weights_version: int, file: Path, held: Held | None) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
+    deltas = {version: versions.delta(version) for version in route.deltas}
     if route.is_held:
         assert held is not None
         shutil.copyfile(held.file, file)
     else:
-        file.write_bytes(_read(manifests, route.start, WEIGHTS_FILE))
+        file.write_bytes(versions.content(route.start, WEIGHTS_FILE))
     if not route.deltas:
         return
     tensors = map_tensors(file, writable=True)
-    for version in route.deltas:
-        whose = f"{manifests.path(version)}/{DELTA_FILE}"
-        apply(parse(_read(manifests, version, DELTA_FILE), whose), tensors)
-    _check_tensors(tensors, manifests.get(weights_version), weights_version)
-
-
-def _read(manifests: _Manifests, weights_version: int, name: str) -> bytes:
-    """A file of a version. Raises Unavailable unless it has the bytes that its manifest names."""
-    manifest, path = manifests.get(weights_version), f"{manifests.path(weights_version)}/{name}"
-    stored: StoredFile | None = None if manifest is None else manifest.files.get(name)
-    assert stored is not None, "a route leads over files that manifests name"
-    try:
-        content = manifests.store.read(path)
-    except FileNotFoundError as wrong:
-        raise Unavailable(f"{path} is in the manifest and not in the store; nothing was loaded") from wrong
-    if hashlib.sha256(content).hexdigest() != stored.sha256:
-        raise Unavailable(f"{path}: {len(content)} bytes do not have the manifest's digest; nothing was loaded")
-    return content
+    for version, delta in deltas.items():
+        try:
+            apply(parse(delta.read_bytes(), f"{versions.path(version)}/{DELTA_FILE}"), tensors)
+        except BadInput:
+            if not route.is_held:  # what is held may be to blame for it itself
+                versions.mark_bad(version, DELTA_FILE)
+            raise
+    _check_tensors(tensors, versions.get(weights_version), weights_version)
 
 
 def _check_tensors(tensors: Mapping[str, Bits], manifest: VersionManifest | None, weights_version: int) -> None:

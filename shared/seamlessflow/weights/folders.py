@@ -1,8 +1,11 @@
 """Folders in the object store: files first, manifest last; a folder without a manifest does not exist.
 
-``{store}/{run}/model/``                the model's config and tokenizer, written once by the trainer
-``{store}/{run}/weights/{version:08d}`` ``model.safetensors``, ``delta.safetensors`` or both, then ``manifest.json`` with a
-                                        digest for each file (manifests.py)
+``{store}/{run}/model/``                          the model's config and tokenizer, written once by the trainer
+``{store}/{run}/weights/{version:08d}-{attempt}`` ``model.safetensors``, ``delta.safetensors`` or both, then ``manifest.json``
+                                                  with a digest for each file (manifests.py)
+
+An attempt is one writer's: who writes late, behind another trainer's back, touches nothing that this one published. Which
+attempt is the version, WeightsPublished and the head say; earlier releases had one folder for each number, without attempt.
 
 The newest complete version is the head in the WEIGHTS bucket, moved by compare-and-set only.
 """
@@ -21,9 +24,20 @@ MANIFEST = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
 
 
-def weights_path(run: str, weights_version: int) -> str:
-    """Folder of a version below the store."""
-    return f"{run}/weights/{weights_version:08d}"
+def weights_path(run: str, weights_version: int, attempt: str = "") -> str:
+    """Folder of a version below the store, or of one attempt to write it. Only its writer may make up the path: readers have
+    it from the head, the journal, or the manifest of the version that builds on it."""
+    return f"{run}/weights/{weights_version:08d}" + (f"-{attempt}" if attempt else "")
+
+
+def folders_of_versions(store: Store, parent: str) -> dict[int, list[str]]:
+    """Paths of what lies in the folder of all versions, by number, lowest first; complete or not. Raises Unavailable."""
+    found: dict[int, list[str]] = {}
+    for name in store.folders(parent):
+        number = name.split("-", 1)[0]
+        if number.isdigit():
+            found.setdefault(int(number), []).append(f"{parent}/{name}")
+    return dict(sorted(found.items()))
 
 
 def model_path(run: str) -> str:
@@ -48,12 +62,22 @@ def publish_folder(
     total = 0
     for name, content in files.items():
         num_bytes, digest = store.write_chunks(f"{path}/{name}", [content] if isinstance(content, bytes) else content)
-        if name in read_back and hashlib.sha256(store.read(f"{path}/{name}")).hexdigest() != digest:
-            raise Unavailable(f"{path}/{name} is not read as it was written; no manifest was written")
+        if name in read_back:
+            _read_back(store, f"{path}/{name}", digest)
         listed[name] = {"sha256": digest, "bytes": num_bytes}
         total += num_bytes
     store.write(f"{path}/{MANIFEST}", json.dumps({**facts, "files": listed}, indent=1).encode())
     return total
+
+
+def _read_back(store: Store, path: str, digest: str) -> None:
+    """Raises Unavailable unless a file is read as it was written; that it is not there yet is no other trouble."""
+    try:
+        content = store.read(path)
+    except FileNotFoundError as wrong:
+        raise Unavailable(f"{path} was written and is not in the store; no manifest was written") from wrong
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise Unavailable(f"{path} is not read as it was written; no manifest was written")
 
 
 def remove_folder(store: Store, path: str) -> None:

@@ -2,6 +2,7 @@
 
     {"weights_version", "step", "dtype",
      "base": the version its delta starts from, or null,
+     "base_path": that one's folder below the store; not there: beside this one, its number alone (earlier releases)
      "tensors": {NAME: sha256 of the tensor's bytes},
      "files": {"model.safetensors": {"sha256", "bytes"},    a full version has it
                "delta.safetensors": {"sha256", "bytes"}}}   a version with a base has it
@@ -40,6 +41,8 @@ class VersionManifest:
     """None: there is no delta."""
     tensors: Mapping[str, str] | None = None
     """sha256 of each tensor. None: its writer gave none, and it can only be had in full."""
+    base_path: str | None = None
+    """None: its writer made the base's folder of its number alone."""
 
     @property
     def full(self) -> StoredFile | None:
@@ -53,10 +56,18 @@ class VersionManifest:
 
 
 def version_facts(
-    *, weights_version: int, step: int, dtype: str, base: int | None, tensors: Mapping[str, str] | None
+    *,
+    weights_version: int,
+    step: int,
+    dtype: str,
+    base: int | None,
+    tensors: Mapping[str, str] | None,
+    base_path: str | None = None,
 ) -> dict[str, object]:
     """The manifest of a version but for its files, for ``publish_folder``."""
     facts: dict[str, object] = {"weights_version": weights_version, "step": step, "dtype": dtype, "base": base}
+    if base_path is not None:
+        facts["base_path"] = base_path
     return facts if tensors is None else {**facts, "tensors": dict(tensors)}
 
 
@@ -77,6 +88,8 @@ def _parse(content: bytes, weights_version: int) -> VersionManifest:
         raise ValueError(f"it names version {named}, and lies in the folder of {weights_version}")
     if base is not None and not (isinstance(base, int) and 0 <= base < weights_version):
         raise ValueError(f"its base is {base}; a base is an earlier version")
+    if not isinstance(base_path := document.get("base_path"), str | None):
+        raise ValueError(f"the folder of its base is {base_path}")
     files = {name: StoredFile(int(file["bytes"]), str(file["sha256"])) for name, file in document["files"].items()}
     digests = None if tensors is None else {str(name): str(digest) for name, digest in tensors.items()}
-    return VersionManifest(weights_version, files, base, digests)
+    return VersionManifest(weights_version, files, base, digests, base_path)
