@@ -10,4 +10,5 @@ MOST_THREADS = 16
 
 def num_cores() -> int:
     """The cores this process may use, as a container or its starter bound it; not all that the machine has."""
-    return min(len(os.sched_getaffinity(0)), MOST_THREADS)
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not there: no Linux
+    return min(bound, MOST_THREADS)

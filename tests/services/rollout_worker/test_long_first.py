@@ -213,3 +213,20 @@ async def test_short_ones_are_not_forgotten_when_the_long_ones_are_done(sampled:
 
     await until(lambda: len(sampled.taken["stays"]) == 4)
     assert sampled.taken["stays"][0] == "long-0"
+
+
+async def test_who_comes_back_from_training_does_not_know_what_waits(sampled: Sampled) -> None:
+    """Nothing waited when it left; when it comes back, both do, and it takes what it is to take first."""
+    its = lease(owned=(1,), lent=True)
+    pulls = await sampled.worker("lent", its)
+    await asyncio.sleep(4 * DRY_SECONDS)
+    pulls.pause()
+    await asyncio.sleep(0.05)
+    for number in range(6):
+        await sampled.ask(f"long-{number}", "long+rollout")
+        await sampled.ask(f"plain-{number}", "rollout")
+    await sampled.until_queued(12)
+    await pulls.open(parts_of(its, TAGS, 1), late_parts(its, TAGS, 1))
+    await until(lambda: len(sampled.taken["lent"]) >= 4)
+
+    assert {name.partition("-")[0] for name in sampled.taken["lent"][:4]} == {"plain"}
