@@ -9,11 +9,12 @@ from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import Lease, Role, RoleAssigned
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import journal
-from seamlessflow.errors import MalformedMessage, SequenceMismatch, Unavailable
+from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Speaker
 
 from .fleet import HeldLease
 from .policy import Assignment
+from .role_words import RoleWords
 
 log = structlog.get_logger()
 
@@ -23,6 +24,7 @@ class LeaseBook:
 
     def __init__(self, bus: Bus, speaker: Speaker) -> None:
         self._bus, self._speaker = bus, speaker
+        self._words = RoleWords(speaker.say)
         self.leases: dict[str, HeldLease] = {}
 
     async def load(self, now: float) -> None:
@@ -55,8 +57,14 @@ class LeaseBook:
         await self._bus.hint(HINT_POKE.format(node=assignment.node), b"")
         log.info("lease.written", node=assignment.node, **lease.model_dump(mode="json"))
         former = held.lease.run if held is not None else None
-        for run in {former, lease.run} - {None}:
-            await self._say_assigned(str(run), assignment.node, lease)
+        if former is not None and former != lease.run and journal(former) in await self._bus.stream_names():
+            await self._words.say(role_assigned(former, assignment.node, lease))
+        if lease.run is not None:
+            await self._words.say(role_assigned(lease.run, assignment.node, lease))
+
+    async def end(self) -> None:
+        """Say nothing more."""
+        await self._words.end()
 
     async def say_again(self, run: str) -> None:
         """Say the assignments of a run that a scheduler wrote and then died before saying."""
@@ -64,15 +72,7 @@ class LeaseBook:
             if held.lease.run == run:
                 said = await self._speaker.last(RoleAssigned, run, node=node)
                 if said is None or said.epoch < held.lease.epoch:
-                    await self._say_assigned(run, node, held.lease)
-
-    async def _say_assigned(self, run: str, node: str, lease: Lease) -> None:
-        said = role_assigned(run, node, lease)
-        try:
-            if journal(run) in await self._bus.stream_names():
-                await self._speaker.say(said)
-        except (SequenceMismatch, Unavailable) as wrong:
-            log.warning("lease.unsaid", node=node, run=run, epoch=lease.epoch, reason=str(wrong))  # the lease stands
+                    await self._words.say(role_assigned(run, node, held.lease))
 
 
 def next_lease(assignment: Assignment, held: HeldLease | None, now: float) -> Lease:

@@ -62,6 +62,7 @@ from .progress import holding
 
 log = structlog.get_logger()
 
+GO_ON_SECONDS = 5.0
 CONDUCT_SECONDS = 2.0
 """How long a tick waits for one run's journal."""
 LEASES_SECONDS = 3.0
@@ -77,6 +78,8 @@ class Scheduler:
         self._book = LeaseBook(context.bus, context.speaker)
         self._lookout = Lookout(context, settings)
         self._conductors: dict[str, Conductor] = {}
+        self._taking_up: dict[str, asyncio.Task[None]] = {}
+        """Runs that an earlier leader began and whose journal did not answer."""
         self._states: dict[str, RunState] = {}
         self._clearing = Clearing(context.bus, settings.queue_grace_seconds)
         self._woken = asyncio.Event()
@@ -102,8 +105,13 @@ class Scheduler:
                 task.cancel()
             await asyncio.gather(keep, work, return_exceptions=True)
             await self._clearing.give_up()
+            taking_up = [*self._taking_up.values()]
+            for task in taking_up:
+                task.cancel()
+            await asyncio.gather(*taking_up, return_exceptions=True)
             for conductor in self._conductors.values():
                 await conductor.leave()
+            await self._book.end()
             await self._leadership.resign()
 
     async def _work(self) -> None:
@@ -138,13 +146,38 @@ class Scheduler:
         for entry in await (await self._context.bus.kv(RUNS_BUCKET)).entries():
             self._states[entry.key] = unpack_record(RunState, entry.value)
         names = set(await self._context.bus.stream_names())
+        going_on = []
         for run, state in self._states.items():
             if state.phase is RunPhase.ENDED and any(queue_stream(service, run) in names for service in QUEUE_OF):
                 self._clearing.begin(run, None)
             if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING) and journal(run) in names:
-                started = await self._context.speaker.first(RunStarted, run)
-                if started is not None:  # else RunRequested was not acknowledged and comes again
-                    await self._go_on(run, started.document)
+                going_on.append(self._go_on_or_later(run))
+        await asyncio.gather(*going_on)
+
+    async def _go_on_or_later(self, run: str) -> None:
+        """A run whose journal does not answer ends no other one: it is tried again, beside them."""
+        if not await self._has_gone_on(run):
+            self._taking_up[run] = asyncio.create_task(self._go_on_later(run))
+
+    async def _go_on_later(self, run: str) -> None:
+        while True:
+            await asyncio.sleep(GO_ON_SECONDS)
+            if await self._has_gone_on(run):
+                break
+        del self._taking_up[run]
+        self._woken.set()
+
+    async def _has_gone_on(self, run: str) -> bool:
+        try:
+            started = await self._context.speaker.first(RunStarted, run)
+            if started is not None:  # else RunRequested was not acknowledged and comes again
+                await self._go_on(run, started.document)
+        except BusClosed:
+            raise
+        except Unavailable as wrong:
+            log.warning("run.cannot_go_on_yet", run=run, reason=str(wrong), next_try_seconds=GO_ON_SECONDS)
+            return False
+        return True
 
     async def _go_on(self, run: str, document: dict[str, object]) -> None:
         try:
@@ -159,6 +192,8 @@ class Scheduler:
         state = self._states.get(event.run)
         if event.run in self._conductors or (state is not None and state.phase in (RunPhase.ENDED, RunPhase.REFUSED)):
             return ()
+        if event.run in self._taking_up:
+            raise Unavailable(f"the journal of run {event.run} does not answer; its request waits")
         requested_at = state.requested_at if state is not None else time.time()
         try:
             policy_of(parse_run_config(event.document, source=f"document of run {event.run}").fleet.policy)

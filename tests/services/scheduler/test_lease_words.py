@@ -1,13 +1,18 @@
 """What the scheduler says of a lease it wrote: pictures and people read it long after."""
 
+import asyncio
+
 from seamlessflow.blobs import Store
+from seamlessflow.bus.base import Message, Stored
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.client import Client
 from seamlessflow.codec import unpack_record
 from seamlessflow.contracts import Lease, Role, RoleAssigned
+from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import control_streams, run_streams
 from seamlessflow.runtime.speaker import Speaker
+from services.scheduler import role_words
 from services.scheduler.lease_book import LeaseBook
 from services.scheduler.policy import Assignment
 
@@ -27,6 +32,37 @@ async def test_a_node_that_goes_to_another_run_leaves_the_first_one():
     }
     assert said["r1"] == [(Role.ROLLOUT, False), (Role.IDLE, False), (Role.IDLE, True)]
     assert said["r2"] == [(Role.ROLLOUT, False), (Role.IDLE, True)]
+
+
+async def test_a_journal_that_does_not_answer_hears_of_leases_later_and_keeps_no_other_run_waiting(monkeypatch):
+    """In order, once it answers."""
+    monkeypatch.setattr(role_words, "PATIENCE_SECONDS", 0.05)
+    bus, store = MemoryBus(), Store("memory://lease-late")
+    for spec in (*control_streams(), *run_streams("away"), *run_streams("there")):
+        await bus.ensure_stream(spec)
+    answers, publish = asyncio.Event(), MemoryBus.publish
+
+    async def patient(self: MemoryBus, message: Message) -> Stored:
+        if message.subject.startswith(subject_filter(RoleAssigned, run="away").partition("*")[0]):
+            await answers.wait()
+        return await publish(self, message)
+
+    monkeypatch.setattr(MemoryBus, "publish", patient)
+    book = LeaseBook(bus, Speaker(bus, store))
+    async with asyncio.timeout(1):
+        for epoch in range(20):
+            await book.write(Assignment("a", "away", Role.ROLLOUT if epoch % 2 else Role.TRAIN, "because"), 0.0)
+        await book.write(Assignment("b", "there", Role.ROLLOUT, "because"), 0.0)
+
+    async def said(run: str) -> list[int]:
+        return [event.epoch async for _, event in Client(bus, store).events(run) if isinstance(event, RoleAssigned)]
+
+    assert (await said("away"), await said("there")) == ([], [1])
+    answers.set()
+    async with asyncio.timeout(1):
+        while len(await said("away")) < 20:
+            await asyncio.sleep(0.001)
+    assert await said("away") == list(range(1, 21))
 
 
 async def test_a_lease_that_cannot_be_read_is_replaced_by_the_next_one_and_holds_up_no_other():
