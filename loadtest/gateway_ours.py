@@ -26,7 +26,9 @@ from seamlessflow.codec import pack_record
 from seamlessflow.contracts import EpisodeOpened, EpisodeOrigin, Lease, Role, RunStarted, Sampling, Service
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import run_consumers, run_streams
-from seamlessflow.run_config import AgentSection, AlgorithmSection, ModelSection, RunConfig, SamplingSection
+from seamlessflow.run_config import RunConfig
+from seamlessflow.run_sections import AgentSection, ModelSection, SamplingSection
+from seamlessflow.run_training_sections import AlgorithmSection
 from seamlessflow.runtime import Speaker, open_context
 from seamlessflow.weights import model_path, publish_folder
 from services.agent_runner.config import RunnerSettings

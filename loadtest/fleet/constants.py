@@ -54,9 +54,6 @@ class Model:
 QWEN_32B = Model("Qwen2.5-32B", 32.8e9, layers=64, kv_heads=8, head_width=128)
 """Published: its config.json and model card. The size of KAT-Dev-32B, which SeamlessFlow's authors trained."""
 
-QWEN_7B = Model("Qwen2.5-7B", 7.6e9, layers=28, kv_heads=4, head_width=128)
-"""Published: its config.json and model card."""
-
 BANDWIDTH_SHARE = 0.70
 """Of the memory's bandwidth that decoding reaches. Chosen: published roofline comparisons with vLLM find 60 to 80 %."""
 

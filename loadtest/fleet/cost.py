@@ -55,16 +55,6 @@ class Cost:
         """One optimiser step on so many tokens by so many nodes together."""
         return self.train_per_token * tokens / nodes + self.train_fixed
 
-    @property
-    def to_train_seconds(self) -> float:
-        """A node that rolled out holds the device for training: engine asleep, trainer's state loaded."""
-        return self.sleep_seconds + self.onload_seconds
-
-    @property
-    def to_rollout_seconds(self) -> float:
-        """The way back: trainer's state away, engine awake, newest weights loaded."""
-        return self.offload_seconds + self.wake_seconds + self.load_seconds
-
 
 def cost_of(device: Device = H800, model: Model = QWEN_32B, *, slots: int = constants.SLOTS) -> Cost:
     """The roofline of one server that serves one copy of the model over all its accelerators."""

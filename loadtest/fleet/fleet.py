@@ -30,6 +30,7 @@ from .fleet_grid import Choice, print_grid
 from .options import (
     KINDS,
     MODES_HELP,
+    RATIO_WORDS,
     WORKLOADS,
     numbers,
     prepare,
@@ -136,7 +137,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         type=numbers(0, above=True),
         default=[1 / ratio for ratio in RATIOS],
         metavar="R,...",
-        help="rollout over training work (1,1.7,2.5,4,7)",
+        help=f"rollout over training work ({RATIO_WORDS})",
     )
     _add_list(grid, "--modes", tuple(WAYS))
     options = parser.parse_args(argv)

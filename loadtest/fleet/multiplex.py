@@ -26,7 +26,7 @@ from seamlessflow.telemetry import configure_logging
 from .constants import RATIOS
 from .estimate import real_seconds, total_words, words_of_time
 from .multiplex_report import Result, figures_of_grid, keep, missing, print_summary, words_of
-from .options import KINDS, MODES_HELP, WORKLOADS, number, numbers, prepare, refuse_with, taught, whole, words
+from .options import KINDS, MODES_HELP, RATIO_WORDS, WORKLOADS, number, numbers, prepare, refuse_with, taught, whole, words
 from .timed_cell import Cell
 from .timed_figures import WARMUP_STEPS, figures_of, nodes_given_up
 from .timed_modes import AUTO, WAYS, cell_of, simulated
@@ -144,7 +144,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         type=numbers(0, above=True),
         default=ratios,
         metavar="R,...",
-        help="rollout work over training work (1,1.7,2.5,4,7)",
+        help=f"rollout work over training work ({RATIO_WORDS})",
     )
     parser.add_argument(
         "--time-scale",

@@ -36,7 +36,7 @@ class Episode:
     def __init__(self, opened: EpisodeOpened, turns: tuple[Turn, ...], bucket: int) -> None:
         self.turns = turns
         self.name, self.bucket, self.shard, self.origin = opened.episode, bucket, opened.shard, opened.origin
-        self.is_long = is_long(opened.tag)
+        self.is_long = is_long(opened.tag, has_classes=True)
         self.index = 0
         self.context = turns[0].new
         """Tokens before the turn's answer."""

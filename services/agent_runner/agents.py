@@ -12,7 +12,7 @@ from typing import Any
 
 from seamlessflow import processes
 from seamlessflow.contracts import EpisodeOpened, EpisodeStatus
-from seamlessflow.run_config import AgentSection
+from seamlessflow.run_sections import AgentSection
 
 from .child import TASK_VARIABLE
 from .launch import Kind, Launch

@@ -20,7 +20,7 @@ import structlog
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStarted, EpisodeStatus
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Unavailable
-from seamlessflow.run_config import AgentSection
+from seamlessflow.run_sections import AgentSection
 from seamlessflow.runtime import Speaker
 
 from .agents import Verdict, task_of

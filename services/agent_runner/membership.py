@@ -15,7 +15,8 @@ from seamlessflow.bus.base import Delivery, Subscription
 from seamlessflow.contracts import EpisodeOpened, Service
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.run_config import REPORTED, RunConfig
+from seamlessflow.run_config import RunConfig
+from seamlessflow.run_sections import REPORTED
 from seamlessflow.runtime import Context, keep_alive
 
 from . import running

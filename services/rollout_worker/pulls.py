@@ -2,15 +2,15 @@
 
 Where a run tells long generations from others (``fleet.long_tail``), a worker asks first for the long ones of the buckets it
 owns: what comes later fills the gaps that they leave, and no worker gets all of them because it came first. One that is lent,
-and will be called back, asks for long ones last of all workers, and only while nothing else is there. Nobody can ask a queue
-what is in it, so *nothing is there* is what a pull says that was open for ``DRY_SECONDS`` and brought nothing.
+and will be called back, asks for long ones last of all workers, and only while nothing else fills its slots. Nobody can ask a
+queue what is in it, so that is concluded from the room that the first ones left unused for ``DRY_SECONDS`` (``Turns``).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seamlessflow.bus.base import Bus, Delivery, Handler, Subscription
@@ -25,15 +25,16 @@ training, and will be called back, what is left then."""
 _WORDS = {OWNER_PRIORITY: "owner", BACKUP_PRIORITY: "backup", LENT_PRIORITY: "lent"}
 
 
-def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int) -> dict[str, int]:
+def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_classes: bool = False) -> dict[str, int]:
     """Consumers of the tags a lease names, each with the priority of this node's pull.
 
-    work_tags: all of the run, in the order in which the lease counts its buckets. Who is lent owns nothing of what is long.
+    work_tags: all of the run, in the order in which the lease counts its buckets. has_classes: whether they tell long
+    generations from others; who is lent owns nothing of what is long.
     """
     owned, other = frozenset(lease.buckets), LENT_PRIORITY if lease.lent else BACKUP_PRIORITY
 
     def priority(place: int, tag: str, bucket: int) -> int:
-        is_owner = place * num_buckets + bucket in owned and not (lease.lent and is_long(tag))
+        is_owner = place * num_buckets + bucket in owned and not (lease.lent and is_long(tag, has_classes=has_classes))
         return OWNER_PRIORITY if is_owner else other
 
     return {
@@ -44,12 +45,13 @@ def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int) -> dict[s
     }
 
 
-def late_parts(lease: Lease, work_tags: Sequence[str], num_buckets: int) -> frozenset[str]:
-    """Consumers that are asked only while the others bring nothing: all but the long ones it owns; who owns none, or is lent,
+def late_parts(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_classes: bool = False) -> frozenset[str]:
+    """Consumers that are asked only while the others leave room: all but the long ones it owns; who owns none, or is lent,
     the long ones. Empty where all are of one kind.
     """
-    parts = parts_of(lease, work_tags, num_buckets)
-    long = {generation_consumer(work_tags, t, b) for t in lease.tags if is_long(t) for b in range(num_buckets)} & parts.keys()
+    parts = parts_of(lease, work_tags, num_buckets, has_classes)
+    tags = [tag for tag in lease.tags if is_long(tag, has_classes=has_classes)]
+    long = {generation_consumer(work_tags, tag, bucket) for tag in tags for bucket in range(num_buckets)} & parts.keys()
     if len(long) in (0, len(parts)):
         return frozenset()
     own = {part for part in long if parts[part] == OWNER_PRIORITY}
@@ -81,9 +83,9 @@ def credits_in_turn(
     granted: Mapping[str, int],
     is_dry: bool,
 ) -> dict[str, int]:
-    """The same where late parts are asked only while early ones bring nothing: early ones get every free slot.
+    """The same where late parts are asked only while early ones leave room unused: early ones get every free slot.
 
-    granted: the credit that each part has. is_dry: whether early parts bring nothing, so that late ones get their share; else
+    granted: the credit that each part has. is_dry: whether early parts leave room, so that late ones get their share; else
     they get nothing new, and keep of that share what they were given: a pull that is open at the server cannot be taken back.
     Both may come at once, and then the last ones are handed back.
     """
@@ -96,30 +98,45 @@ def credits_in_turn(
 
 
 DRY_SECONDS = 0.05
-"""A pull that was open for this long and brought nothing has nothing to bring: some tens of round trips."""
+"""Room that was offered for this long and not used is not needed: some tens of round trips."""
+SURE_ROUND_TRIPS = 10
+"""That fit into it on a slow network, or beside a busy engine. What waits in one part alone brings its share in each."""
 
 
 @dataclass(slots=True)
 class Turns:
-    """Whether the early parts have nothing to bring, so that it is the late ones' turn. Pure; times in seconds of one clock."""
+    """Whether early parts leave room unused, so that it is the late ones' turn. Pure; times in seconds of one clock.
+
+    Looked at in windows of ``DRY_SECONDS``, also while it is the late ones' turn: a burst that fills the room ends that, a
+    trickle does not, however often it drips. Room is what is free when a window starts, less what late parts took since; never
+    more than what ``SURE_ROUND_TRIPS`` bring of one part, for all that waits may be of one of them.
+    """
 
     is_dry: bool = False
-    _asked_since: float | None = None
+    _since: float | None = None
+    _room: int = 0
+    _count: int = 0
 
-    def brought(self, now: float) -> None:
-        """An early part brought something: there may be more."""
-        self.is_dry, self._asked_since = False, now
+    def brought(self) -> None:
+        """An early part brought something. As much as there was room for: it is their turn, and a new window starts."""
+        self._count += 1
+        if self._since is not None and self._count >= self._room:
+            self.is_dry, self._since = False, None
 
-    def asked(self, now: float, *, has_room: bool) -> float | None:
-        """Look again: with room early parts are being asked. Returns when the next look is due. None: at the next change."""
-        if self.is_dry:
+    def asked(self, now: float, *, free: int, share: int) -> float | None:
+        """Look again, with so many slots free. Returns when the next look is due. None: at the next change.
+
+        share: of the free slots, what the early part that is asked for the fewest is asked for.
+        """
+        if free <= 0:  # nobody asks, so nothing can be concluded
+            self._since = None
             return None
-        if not has_room:  # nobody asks, so nothing can be concluded
-            self._asked_since = None
-            return None
-        self._asked_since = now if self._asked_since is None else self._asked_since
-        self.is_dry = now - self._asked_since >= DRY_SECONDS
-        return None if self.is_dry else self._asked_since + DRY_SECONDS
+        self._room = min(self._room, self._count + free)
+        if self._since is not None and now >= self._since + DRY_SECONDS:
+            self.is_dry, self._since = True, None
+        if self._since is None:
+            self._since, self._room, self._count = now, min(free, SURE_ROUND_TRIPS * share), 0
+        return self._since + DRY_SECONDS
 
 
 @dataclass(slots=True)
@@ -146,7 +163,7 @@ class Pulls:
         self._look: asyncio.TimerHandle | None = None
 
     async def open(self, parts: Mapping[str, int], late: frozenset[str] = frozenset()) -> None:
-        """Pull from exactly these consumers, each with its priority, from ``late`` ones while the others bring nothing.
+        """Pull from exactly these consumers, each with its priority, from ``late`` ones while the others leave room.
 
         What runs from others is finished, not handed back.
         """
@@ -178,7 +195,7 @@ class Pulls:
             pull.num_running += 1
             self.num_taken[priority] += 1
             if part not in self._late:
-                self._turns.brought(asyncio.get_running_loop().time())
+                self._turns.brought()
             count("generations_taken", _WORDS[priority])
             self._share_if_many()
             try:
@@ -208,23 +225,24 @@ class Pulls:
         owned = {part for part, pull in self._pulls.items() if pull.priority == OWNER_PRIORITY}
         num_slots = self._num_slots - sum(pull.num_running for pull in self._leaving.values())
         running = {part: pull.num_running for part, pull in self._pulls.items()}
-        is_dry = self._is_late_turn(has_room=sum(running.values()) < num_slots)
-        granted = {part: pull.credit for part, pull in self._pulls.items()}
         late = self._late & self._pulls.keys()
+        is_dry = self._is_late_turn(running, late, num_slots - sum(running.values()), owned)
+        granted = {part: pull.credit for part, pull in self._pulls.items()}
         shares = credits_in_turn(running, num_slots, owned, late=late, granted=granted, is_dry=is_dry)
         for part, pull in self._pulls.items():
             pull.credit = shares[part] if self._is_open else 0
             pull.subscription.set_credit(pull.credit)
 
-    def _is_late_turn(self, *, has_room: bool) -> bool:
-        """Whether late parts may be asked; where they may not yet, it is looked at again in time."""
+    def _is_late_turn(self, parts: Iterable[str], late: Container[str], free: int, owned: Container[str]) -> bool:
+        """Whether late parts may be asked; it is looked at again in time."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
         if not self._late:
             return True
         loop = asyncio.get_running_loop()
-        due = self._turns.asked(loop.time(), has_room=has_room and self._is_open)
+        share = min(credits_of({part: 0 for part in parts if part not in late}, free, owned).values(), default=0)
+        due = self._turns.asked(loop.time(), free=free if self._is_open else 0, share=share)
         if due is not None:
             self._look = loop.call_at(due, self._share)
         return self._turns.is_dry

@@ -89,7 +89,7 @@ class Tenure:
     async def pull(self, lease: Lease) -> None:
         """Pull generations of the lease's tags: of its affinity buckets first of all nodes, of the others as a backup."""
         assert self._pulls is not None
-        run = self.config.work_tags, self.config.fleet.buckets
+        run = self.config.work_tags, self.config.fleet.buckets, self.config.has_classes
         await self._pulls.open(parts_of(lease, *run), late_parts(lease, *run))
 
     def stop_pulling(self) -> None:

@@ -79,5 +79,6 @@ class Calls:
 
     def bucket(self, env: str, group_bucket: int, index: int, num_buckets: int) -> int:
         """That of an episode: its group's where prompts are all there is to share, else its own: members of a group, which are
-        long together, are on as many nodes as there are, and all attempts at one in the same bucket."""
+        long together, are on as many nodes as there are. A later attempt may have another than the first, where it has become
+        known meanwhile what its environment is like."""
         return group_bucket if self.is_one(env) else (group_bucket + index) % num_buckets

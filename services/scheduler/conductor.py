@@ -176,7 +176,7 @@ class Conductor:
 
     def _is_echo(self, event: Event) -> bool:
         """Whether we said, or are saying, that this episode is opened: they come by the thousand and change nothing now."""
-        return isinstance(event, EpisodeOpened) and (event.episode not in self.progress.owed or event.episode == self._opening)
+        return isinstance(event, EpisodeOpened) and (not self.progress.owes(event.episode) or event.episode == self._opening)
 
     def _judge(self, task: TaskSubmitted) -> None:
         refusal = self.progress.refusal(task)

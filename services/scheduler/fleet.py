@@ -168,7 +168,7 @@ def _absent(lease: Lease, now: float) -> dict[str, Process]:
 
 
 def split_evenly(num_parts: int, held: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
-    """Parts (shards of trees, affinity buckets) for each node, as even as can be, moving as few as that allows.
+    """Parts (shards of trees) for each node, as even as can be, moving as few as that allows.
 
     held: each node there is, with the parts it has now (a part of a node that is gone is in nobody's list).
     Empty when there is no node.

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from seamlessflow.contracts import DropReason, EpisodeEnded
-from seamlessflow.run_config import AlgorithmSection
+from seamlessflow.run_training_sections import AlgorithmSection
 
 FAILED_STEPS, DROPPED_STEPS = 2, 20
 """Defaults of the two numbers, in steps' worth of groups."""

@@ -45,8 +45,11 @@ def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: S
         if name not in busy and held.lease.run is not None:
             reason = _why_nothing(by_name.get(name), held.lease.run, demands)
             assignments.append(Assignment(name, None, Role.IDLE, reason, hand_back=True))
-    changes = [each for each in assignments if differs(each, leases[each.node].lease if each.node in leases else None)]
-    changes.sort(key=lambda each: each.trainer)  # who is no longer the run's trainer learns it before its successor does
+    stands = {name: held.lease for name, held in leases.items()}
+    changes = [each for each in assignments if differs(each, stands.get(each.node))]
+    # Roles before buckets alone, as a device that waits costs more; and who is no longer the run's trainer learns it before its
+    # successor does.
+    changes.sort(key=lambda each: (not has_other_role(each, stands.get(each.node)), each.trainer))
     return Plan(tuple(assignments), tuple(changes), waits)
 
 
@@ -72,6 +75,11 @@ def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand]) -> str:
     if all(demand.run != run for demand in demands):
         return f"run {run} is over"
     return f"nothing is left that it may do; taken away by hand: {', '.join(sorted(node.taken_away)) or 'nothing'}"
+
+
+def has_other_role(assignment: Assignment, lease: Lease | None) -> bool:
+    """Whether more than the affinity buckets of a lease changes."""
+    return lease is None or differs(replace(assignment, buckets=lease.buckets), lease)
 
 
 def differs(assignment: Assignment, lease: Lease | None) -> bool:
@@ -113,7 +121,7 @@ def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[
     for place, tag in enumerate(demand.tags):
         first, count = place * demand.num_buckets, demand.num_buckets
         serving = sorted(node.name for node in able if not demand.lacks(node, tag))
-        if is_long(tag):
+        if is_long(tag, has_classes=demand.has_classes):
             serving = [name for name in serving if name not in leaving] or serving
         there = tuple(name for name in serving if name in rolling)
         if count < len(serving):
@@ -131,17 +139,17 @@ def _owning(said: Assignment, buckets: tuple[int, ...]) -> Assignment:
     if (buckets, lent) == (said.buckets, said.lent):
         return said
     return Assignment(
-        said.node,
-        said.run,
-        said.role,
-        said.reason,
-        said.tags,
-        said.trainer,
-        said.gang,
-        said.hand_back,
-        lent,
-        said.never_rolls_out,
-        buckets,
+        node=said.node,
+        run=said.run,
+        role=said.role,
+        reason=said.reason,
+        tags=said.tags,
+        trainer=said.trainer,
+        gang=said.gang,
+        hand_back=said.hand_back,
+        lent=lent,
+        never_rolls_out=said.never_rolls_out,
+        buckets=buckets,
     )
 
 

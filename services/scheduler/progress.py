@@ -80,6 +80,8 @@ class Progress:
         self.open_evaluation: dict[str, EpisodeOrigin] = {}
         self.owed: dict[str, EpisodeOrigin] = {}
         """Attempts that are to be opened: members of an admitted group, and attempts after a failed one."""
+        self.owed_long: dict[str, EpisodeOrigin] = {}
+        """Those of long groups, which are opened before the others; apart, so that nobody has to look for them."""
         self.bucket_loads = [0] * config.fleet.buckets
         """Unfinished groups of each affinity bucket, evaluation included."""
         self.long_loads = [0] * config.fleet.buckets
@@ -140,6 +142,10 @@ class Progress:
         gave_up = self.end_requested is not None and not self.end_requested.train_rest
         failed = self.training_ended is not None and self.training_ended.failure != ""
         return self.stop is not None or gave_up or failed
+
+    def owes(self, episode: str) -> bool:
+        """Whether an attempt is to be opened."""
+        return episode in self.owed or episode in self.owed_long
 
     def holders(self) -> dict[str, tuple[int, str]]:
         """By node: the service that said it took the device and did not say since that it let go, and under which epoch.
@@ -203,12 +209,13 @@ class Progress:
     def _owe(self, name: str, index: int, attempt: int) -> None:
         group = self.groups[name]
         group.attempts[index] = attempt
-        self.owed[episode_id(name, index, attempt)] = EpisodeOrigin(
+        owed = self.owed_long if group.is_long and self.config.has_classes else self.owed
+        owed[episode_id(name, index, attempt)] = EpisodeOrigin(
             group=name, task=group.task.task, env=group.task.env, index=index, attempt=attempt, evaluation=group.evaluation
         )
 
     def _on_episode_opened(self, event: EpisodeOpened, at: float) -> None:
-        if self.owed.pop(event.episode, None) is None:
+        if self.owed.pop(event.episode, None) is None and self.owed_long.pop(event.episode, None) is None:
             return
         if event.origin.evaluation is None:
             self.open_training[event.episode] = event.origin
@@ -219,8 +226,6 @@ class Progress:
     def _on_episode_ended(self, event: EpisodeEnded, at: float) -> None:
         self._measure(event)
         is_news = self._attempt_over(event.episode, event.origin, event.status)
-        if is_news:
-            self.calls.ended(event)
         if is_news and event.origin.evaluation is None:
             if event.status is EpisodeStatus.COMPLETED:
                 self.groups[event.origin.group].reward = event.reward
@@ -231,9 +236,10 @@ class Progress:
     def _measure(self, event: EpisodeEnded) -> None:
         origin = event.origin
         group, attempt = self.groups.get(origin.group), (origin.index, origin.attempt)
-        if self.lengths.long_tail is not None and group is not None and attempt not in group.measured:
+        if group is not None and attempt not in group.measured:
             group.measured.add(attempt)
             self.lengths.ended(group.task, event)
+            self.calls.ended(event)
 
     def _on_episode_evaluated(self, event: EpisodeEvaluated, at: float) -> None:
         self._attempt_over(event.episode, event.origin, event.status)  # where EpisodeEnded is still on its way
@@ -243,7 +249,7 @@ class Progress:
 
     def _attempt_over(self, episode: str, origin: EpisodeOrigin, status: EpisodeStatus) -> bool:
         """False: it was known, or nobody waits for it any more."""
-        for episodes in (self.open_training, self.open_evaluation, self.owed):
+        for episodes in (self.open_training, self.open_evaluation, self.owed, self.owed_long):
             episodes.pop(episode, None)
         group = self.groups.get(origin.group)
         if group is None or group.final[origin.index] or group.attempts[origin.index] != origin.attempt:
@@ -275,7 +281,8 @@ class Progress:
         self._num_training_groups -= 1
         self.num_unfinished -= not group.is_finished
         for index, attempt in enumerate(group.attempts):
-            self.owed.pop(episode_id(name, index, attempt), None)
+            for owed in (self.owed, self.owed_long):
+                owed.pop(episode_id(name, index, attempt), None)
         return True
 
     def _on_evaluation_ended(self, event: EvaluationEnded, at: float) -> None:

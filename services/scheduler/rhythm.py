@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from seamlessflow.contracts import (
     DropReason,
@@ -160,9 +160,7 @@ def _closing(episodes: dict[str, EpisodeOrigin], progress: Progress, most: int |
 
 def _openings(progress: Progress, most: int | None) -> list[Event]:
     """Of all that are owed those first that should take long: what waits behind them fills the gaps that they leave."""
-    owed: Iterable[tuple[str, EpisodeOrigin]] = progress.owed.items()
-    if progress.lengths.long_tail is not None:
-        owed = sorted(owed, key=lambda each: not progress.groups[each[1].group].is_long)
+    owed = chain(progress.owed_long.items(), progress.owed.items())
     return [_opened(progress, episode, origin) for episode, origin in islice(owed, most)]
 
 

@@ -44,11 +44,12 @@ class Kind:
 def kinds_of(demand: Demand) -> list[Kind]:
     """What a run needs one of each of."""
     needs = dict.fromkeys(demand.needs.get(env, "") for env in demand.envs) or {"": None}
+    tags = dict.fromkeys(needed_tag(tag, has_classes=demand.has_classes) for tag in demand.tags)
     return [
         Kind(MANAGER),
         *(Kind(RUNNER, need) for need in needs),
         Kind(TRAIN),
-        *(Kind(ROLLOUT, "" if tag == ROLLOUT else tag) for tag in dict.fromkeys(map(needed_tag, demand.tags))),
+        *(Kind(ROLLOUT, "" if tag == ROLLOUT else tag) for tag in tags),
     ]
 
 

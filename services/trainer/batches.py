@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import EpisodeTokens, Sample
-from seamlessflow.run_config import AlgorithmSection
+from seamlessflow.run_training_sections import AlgorithmSection
 
 from .algorithms.grpo import group_advantages
 from .correction import Bools, masked, token_ages, token_versions

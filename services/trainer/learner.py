@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seamlessflow.errors import BadInput, SeamlessFlowError
-from seamlessflow.run_config import AlgorithmSection
+from seamlessflow.run_training_sections import AlgorithmSection
 
 from .algorithms.grpo import policy_loss
 from .batches import TrainingBatch

@@ -16,7 +16,8 @@ from typing import Any
 
 from .contracts import TaskSubmitted
 from .errors import ConfigError
-from .run_config import RunConfig, TasksSection
+from .run_config import RunConfig
+from .run_sections import TasksSection
 
 
 @dataclass(frozen=True)

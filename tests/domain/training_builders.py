@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seamlessflow.contracts import EpisodeOrigin, EpisodeStatus, Float32s, Int32s, Sample, SamplesReady
-from seamlessflow.run_config import AlgorithmSection
+from seamlessflow.run_training_sections import AlgorithmSection
 
 
 def a_sample(

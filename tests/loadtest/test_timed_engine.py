@@ -16,7 +16,7 @@ from loadtest.fleet.timed_clock import Scale, length_in, seed_with_length
 from loadtest.fleet.timed_engine import TimedEngine
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import EpisodeOrigin, EpisodeStatus, Float32s, Int32s, Sample, SamplesReady
-from seamlessflow.run_config import AlgorithmSection
+from seamlessflow.run_training_sections import AlgorithmSection
 from services.rollout_worker.engines.base import Chunk, Finish, SamplingParams
 from services.trainer.batches import make_batch
 from services.trainer.groups import Group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from seamlessflow.run_config import REPORTED, AgentSection
+from seamlessflow.run_sections import REPORTED, AgentSection
 
 from ..asks import Ask
 from ..external import Report

@@ -142,6 +142,8 @@ class Demand:
     tags: tuple[str, ...] = (ROLLOUT,)
     """Tags of the generations its agents ask for."""
     num_buckets: int = 1
+    has_classes: bool = False
+    """Whether ``long`` among the components of a tag is a class of generations, and nothing that a node must have."""
     train_nodes: int = 1
     """Most nodes that may take a step together."""
     groups_per_step: int = 1
@@ -159,7 +161,7 @@ class Demand:
 
     def lacks(self, node: Node, tag: str) -> tuple[str, ...]:
         """Components of a tag that a node has not, for this run. Who serves a tag serves its long generations."""
-        lacking = [part for part in components(needed_tag(tag)) if not node.has_tag(part)]
+        lacking = [part for part in components(needed_tag(tag, has_classes=self.has_classes)) if not node.has_tag(part)]
         if lacking and self.tag_rules:
             ruled = {given for given, rule in self.tag_rules if rule.holds(node.hardware)} - node.taken_away
             lacking = [part for part in lacking if part not in ruled]

@@ -14,7 +14,8 @@ from rich.console import Console
 from ..blobs import Store
 from ..errors import ConfigError
 from ..machine import checkout_root, python_path
-from ..run_config import REPORTED, AgentSection, RunConfig
+from ..run_config import RunConfig
+from ..run_sections import REPORTED, AgentSection
 from ..secrecy import without_password
 
 IMPORT_SECONDS = 120.0

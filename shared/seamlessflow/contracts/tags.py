@@ -5,7 +5,8 @@
     class       long+rollout     the same need, of generations that are expected to be long; who pulls them when differs
 
 A node serves a work tag when it has all its components. ``rollout`` is a component of each: without it nothing is sampled.
-``long`` is no component that nodes have: whoever serves a tag serves the long generations of that tag.
+In a run whose tags have classes ``long`` is no component that nodes have: whoever serves a tag serves the long generations of
+that tag. In any other run it is a component like others, so whoever asks says which kind of run it is.
 Always true: the same set of components is spelled in one way, whatever order and however often they were given.
 """
 
@@ -49,13 +50,9 @@ def canonical(tag: str) -> str:
 def work_tag(tag: str) -> str:
     """A tag that generations may carry: canonical, and with ``rollout``, which goes without saying.
 
-    Raises ValueError as ``canonical`` does, for roles of services that sample nothing, and for the name of a class.
+    Raises ValueError as ``canonical`` does, and for roles of services that sample nothing.
     """
     tag = canonical(f"{tag}+{ROLLOUT_TAG}")
-    if LONG in components(tag):
-        raise ValueError(
-            f"{LONG} is the class of generations that are expected to be long: no node has it; choose another name"
-        )
     if others := [part for part in components(tag) if part in _SAMPLE_NOTHING]:
         raise ValueError(f"{' and '.join(others)} is what services without a device announce: no node that samples has it")
     return tag
@@ -67,15 +64,15 @@ def long_tag(tag: str) -> str:
 
 
 @cache
-def is_long(tag: str) -> bool:
-    """Whether a work tag is of generations that are expected to be long."""
-    return LONG in components(tag)
+def is_long(tag: str, *, has_classes: bool) -> bool:
+    """Whether a work tag, of a run whose tags have classes or have none, is of generations that are expected to be long."""
+    return has_classes and LONG in components(tag)
 
 
 @cache
-def needed_tag(tag: str) -> str:
-    """What a work tag asks of a node: without its class."""
-    return "+".join(part for part in components(tag) if part != LONG)
+def needed_tag(tag: str, *, has_classes: bool) -> str:
+    """What a work tag, of a run whose tags have classes or have none, asks of a node: without its class."""
+    return "+".join(part for part in components(tag) if part != LONG or not has_classes)
 
 
 @cache

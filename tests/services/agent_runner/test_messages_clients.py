@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from seamlessflow.contracts import CallError
-from seamlessflow.run_config import AgentSection
+from seamlessflow.run_sections import AgentSection
 from services.agent_runner.agents import launch_of
 from services.trajectory_manager.answers import too_long
 from services.trajectory_manager.identity import identity_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deploy.demo.calculator import calc
 from deploy.demo.verifiers import last_number
 from seamlessflow.contracts import EpisodeStatus
-from seamlessflow.run_config import AgentSection
+from seamlessflow.run_sections import AgentSection
 from services.agent_runner.agents import verdict_of
 from services.agent_runner.credits import shared_credits
 from services.agent_runner.judge import judged

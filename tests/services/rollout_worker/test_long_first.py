@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from services.rollout_worker.pulls import (
     DRY_SECONDS,
     LENT_PRIORITY,
     OWNER_PRIORITY,
+    SURE_ROUND_TRIPS,
     Pulls,
     Turns,
     credits_in_turn,
@@ -40,17 +42,24 @@ def lease(*, owned: tuple[int, ...] = (), lent: bool = False, tags: tuple[str, .
 
 def test_a_lent_node_is_last_for_long_ones_even_of_a_bucket_that_it_owns() -> None:
     """What it has in its cache does not make up for being called back in the middle."""
-    assert parts_of(lease(owned=(0, 1), lent=True), TAGS, 1) == {LONG: LENT_PRIORITY, PLAIN: OWNER_PRIORITY}
-    assert parts_of(lease(owned=(0,)), TAGS, 1) == {LONG: OWNER_PRIORITY, PLAIN: BACKUP_PRIORITY}
+    assert parts_of(lease(owned=(0, 1), lent=True), TAGS, 1, True) == {LONG: LENT_PRIORITY, PLAIN: OWNER_PRIORITY}
+    assert parts_of(lease(owned=(0,)), TAGS, 1, True) == {LONG: OWNER_PRIORITY, PLAIN: BACKUP_PRIORITY}
 
 
 def test_an_owner_asks_for_its_long_ones_first_and_a_lent_node_for_any_last() -> None:
     """Long ones of others' buckets can wait for their owners; where nothing tells them apart nothing waits for anything."""
-    assert late_parts(lease(owned=(0, 2)), TAGS, 2) == {"gen-t1-1", "gen-rollout-0", "gen-rollout-1"}
-    assert late_parts(lease(owned=(2,)), TAGS, 2) == {"gen-t1-0", "gen-t1-1"}
-    assert late_parts(lease(owned=(0, 2), lent=True), TAGS, 2) == {"gen-t1-0", "gen-t1-1"}
-    assert late_parts(lease(owned=(0,), tags=("rollout",)), ("rollout",), 1) == frozenset()
-    assert late_parts(lease(owned=(0,), tags=("long+rollout",)), TAGS, 1) == frozenset()
+    assert late_parts(lease(owned=(0, 2)), TAGS, 2, True) == {"gen-t1-1", "gen-rollout-0", "gen-rollout-1"}
+    assert late_parts(lease(owned=(2,)), TAGS, 2, True) == {"gen-t1-0", "gen-t1-1"}
+    assert late_parts(lease(owned=(0, 2), lent=True), TAGS, 2, True) == {"gen-t1-0", "gen-t1-1"}
+    assert late_parts(lease(owned=(0,), tags=("rollout",)), ("rollout",), 1, True) == frozenset()
+    assert late_parts(lease(owned=(0,), tags=("long+rollout",)), TAGS, 1, True) == frozenset()
+
+
+def test_a_run_without_classes_may_have_a_tag_of_that_name() -> None:
+    """Of an older version: ``long`` is what a node has there, who owns it owns it, and nothing waits for anything."""
+    its = lease(owned=(0, 1), lent=True)
+    assert parts_of(its, TAGS, 1) == {LONG: OWNER_PRIORITY, PLAIN: OWNER_PRIORITY}
+    assert late_parts(its, TAGS, 1) == late_parts(lease(owned=(0,)), TAGS, 1) == frozenset()
 
 
 @given(counts, st.integers(1, 32), st.sets(st.text("ab", min_size=1, max_size=3)), st.data())
@@ -83,70 +92,137 @@ def test_where_nothing_is_late_slots_are_shared_as_ever(running, num_slots, owne
     assert now == credits_of(running, num_slots, owned)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["brought", "room", "full"]), st.floats(0.0, 0.2)), max_size=40))
-def test_late_parts_have_their_turn_only_after_a_silence_with_room(moves) -> None:
-    """And they do have it then: nothing waits for what never comes."""
-    turns, now, silent_since = Turns(), 0.0, None
-    for move, seconds in moves:
+@dataclass
+class Window:
+    """What the rule says of one: what was offered, what came, what was free at each look."""
+
+    since: float
+    offered: int
+    count: int = 0
+    looks: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """All that early parts might have brought: what late ones took was not theirs."""
+        return min([self.offered, *(count + free for count, free in self.looks)])
+
+
+steps = st.tuples(st.sampled_from(["early", "late", "end", "look"]), st.integers(1, 4), st.floats(0.0, 0.06))
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.lists(steps, max_size=60))
+def test_late_parts_have_their_turn_exactly_when_early_ones_left_room_for_a_whole_window(num_slots, num_parts, moves) -> None:
+    """And early ones have it back exactly when they fill it; nothing is concluded while there is none."""
+    turns, now, free, is_dry = Turns(), 0.0, num_slots, False
+    window: Window | None = None
+    for move, count, seconds in moves:
         now += seconds
-        if move == "brought":
-            turns.brought(now)
-            silent_since = now
-            assert not turns.is_dry
-        elif not turns.is_dry:
-            due = turns.asked(now, has_room=move == "room")
-            silent_since = (now if silent_since is None else silent_since) if move == "room" else None
-            assert turns.is_dry == (silent_since is not None and now - silent_since >= DRY_SECONDS)
-            assert (due is not None) == (move == "room" and not turns.is_dry)
-    turns.asked(now, has_room=True)
-    turns.asked(now + 2 * DRY_SECONDS, has_room=True)
+        for _ in range(1 if move == "look" else min(count, num_slots - free if move == "end" else free)):
+            free += {"early": -1, "late": -1, "end": 1, "look": 0}[move]
+            if move == "early":
+                turns.brought()
+                if window is not None:
+                    window.count += 1
+                    is_dry, window = (False, None) if window.count >= window.room else (is_dry, window)
+            assert turns.is_dry == is_dry
+            share = -(-free // num_parts)
+            due = turns.asked(now, free=free, share=share)
+            if window is not None and now >= window.since + DRY_SECONDS and free:
+                is_dry, window = True, None
+            if window is not None:
+                window.looks.append((window.count, free))
+            if window is None or not free:
+                window = Window(now, min(free, SURE_ROUND_TRIPS * share)) if free else None
+            assert turns.is_dry == is_dry
+            assert due == (None if window is None else window.since + DRY_SECONDS)
+    turns.asked(now, free=0, share=0)
+    turns.asked(now, free=1, share=1)
+    turns.asked(now + DRY_SECONDS, free=1, share=1)
     assert turns.is_dry
+    turns.brought()
+    assert not turns.is_dry
+
+
+def turns_of(arrivals: Iterable[float], *, free: int, parts: int, until: float) -> list[tuple[float, bool]]:
+    """What is concluded, and when, of early parts that bring something at these times; nothing else takes slots or ends."""
+    turns, said, share = Turns(), [], -(-free // parts)
+    due = turns.asked(0.0, free=free, share=share)
+    for at in [*arrivals, until]:
+        while due is not None and due <= at:
+            now, due = due, turns.asked(due, free=free, share=share)
+            said.append((now, turns.is_dry))
+        if at < until:
+            turns.brought()
+            due = turns.asked(at, free=free, share=share)
+            said.append((at, turns.is_dry))
+    return said
+
+
+@given(st.floats(1.0, 400.0), st.integers(24, 512))
+def test_a_trickle_never_keeps_late_parts_from_room_that_it_does_not_need(per_second, free) -> None:
+    """However often it drips: it is their turn from the end of the first window on."""
+    arrivals = (number / per_second for number in range(1, int(per_second) + 1))
+    said = turns_of(arrivals, free=free, parts=1, until=1.0)
+    assert {is_dry for at, is_dry in said if at >= DRY_SECONDS} == {True}
+
+
+@given(st.floats(0.0005, 0.0049), st.integers(1, 512), st.integers(1, 128))
+def test_what_waits_in_one_of_many_parts_is_never_taken_for_nothing(round_trip, free, parts) -> None:
+    """It brings its share of the credit in each round trip, and no more, although there is room for all of it."""
+    share = -(-free // parts)
+    arrivals = (trip * round_trip for trip in range(1, int(1.0 / round_trip)) for _ in range(share))
+    assert not any(is_dry for _, is_dry in turns_of(arrivals, free=free, parts=parts, until=0.99))
 
 
 class Sampled:
-    """Workers on one bus, and which of them got what. Nothing is ever done with: what is taken stays."""
+    """Workers on one bus, and which of them got what. What is taken stays until it is let go of."""
 
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
+    def __init__(self, bus: Bus, buckets: int) -> None:
+        self.bus, self.buckets = bus, buckets
         self.taken: dict[str, list[str]] = {}
-        self.done = asyncio.Event()
+        self.ends = asyncio.Semaphore(0)
+        """One may end for each release."""
 
     async def worker(self, name: str, its: Lease, *, slots: int = 4) -> Pulls:
         taken = self.taken[name] = []
 
         async def handle(delivery: Delivery) -> None:
             taken.append(delivery.subject.rpartition(".")[2])
-            await self.done.wait()
+            await self.ends.acquire()
             await delivery.ack()
 
         pulls = Pulls(self.bus, RUN, handle, slots)
-        await pulls.open(parts_of(its, TAGS, 1), late_parts(its, TAGS, 1))
+        run = TAGS, self.buckets, True
+        await pulls.open(parts_of(its, *run), late_parts(its, *run))
         return pulls
 
-    async def ask(self, name: str, tag: str) -> None:
-        await self.bus.publish(Message(f"sf.{RUN}.gen.{tag}.0.e.{name}", b"", name))
+    async def ask(self, name: str, tag: str, *, bucket: int = 0) -> None:
+        await self.bus.publish(Message(f"sf.{RUN}.gen.{tag}.{bucket}.e.{name}", b"", name))
 
     async def until_queued(self, count: int) -> None:
         """A queue gets what the journal has a moment later."""
         stream = queue_stream(Service.ROLLOUT_WORKER, RUN)
+        parts = parts_of(lease(), TAGS, self.buckets)
         async with asyncio.timeout(5.0):
-            while await self.bus.pending(stream, LONG) + await self.bus.pending(stream, PLAIN) < count:
+            while sum([await self.bus.pending(stream, part) for part in parts]) < count:
                 await asyncio.sleep(0.01)
 
 
 @pytest.fixture(params=["memory", "jetstream"])
 async def sampled(request: pytest.FixtureRequest) -> AsyncIterator[Sampled]:
-    """On either bus."""
+    """On either bus. A number after its name is that of the buckets."""
+    kind, _, buckets = request.param.partition("-")
     bus: Bus = MemoryBus(MemoryServer())
-    if request.param == "jetstream":
+    if kind == "jetstream":
         bus = await connect(request.getfixturevalue("own_server").url, name="test")
     for stream in run_streams(RUN):
         await bus.ensure_stream(stream)
-    for consumer in run_consumers(RUN, envs=("e",), shards=1, tags=TAGS, buckets=1):
+    for consumer in run_consumers(RUN, envs=("e",), shards=1, tags=TAGS, buckets=int(buckets or 1)):
         await bus.ensure_consumer(consumer)
-    world = Sampled(bus)
+    world = Sampled(bus, int(buckets or 1))
     yield world
-    world.done.set()
+    for _ in range(1000):
+        world.ends.release()
     await bus.close()
 
 
@@ -226,7 +302,34 @@ async def test_who_comes_back_from_training_does_not_know_what_waits(sampled: Sa
         await sampled.ask(f"long-{number}", "long+rollout")
         await sampled.ask(f"plain-{number}", "rollout")
     await sampled.until_queued(12)
-    await pulls.open(parts_of(its, TAGS, 1), late_parts(its, TAGS, 1))
+    await pulls.open(parts_of(its, TAGS, 1, True), late_parts(its, TAGS, 1, True))
     await until(lambda: len(sampled.taken["lent"]) >= 4)
 
     assert {name.partition("-")[0] for name in sampled.taken["lent"][:4]} == {"plain"}
+
+
+async def test_a_trickle_of_long_ones_keeps_nobody_waiting_for_room_that_is_there(sampled: Sampled) -> None:
+    """One each 20 ms leaves dozens of slots free: short ones have them while long ones still come."""
+    await sampled.worker("stays", lease(owned=(0, 1)), slots=128)
+    for number in range(4):
+        await sampled.ask(f"plain-{number}", "rollout")
+    await sampled.until_queued(4) if not sampled.taken["stays"] else None
+    for number in range(60):
+        await sampled.ask(f"long-{number}", "long+rollout")
+        await asyncio.sleep(0.02)
+
+    order = [name.partition("-")[0] for name in sampled.taken["stays"]]
+    assert order.count("plain") == 4 and "long" in order[-10:] and "plain" not in order[-30:]
+
+
+@pytest.mark.parametrize("sampled", ["memory-32", "jetstream-32"], indirect=True)
+async def test_what_waits_in_one_of_many_buckets_comes_before_what_can_wait(sampled: Sampled) -> None:
+    """It gets only its share of the credit in each round trip, so that it takes a while to fill all slots."""
+    for number in range(200):
+        await sampled.ask(f"plain-{number}", "rollout", bucket=7)
+        await sampled.ask(f"long-{number}", "long+rollout", bucket=number % 32)
+    await sampled.until_queued(400)
+    await sampled.worker("lent", lease(lent=True), slots=192)
+    await until(lambda: len(sampled.taken["lent"]) >= 192)
+
+    assert {name.partition("-")[0] for name in sampled.taken["lent"][:192]} == {"plain"}

@@ -37,6 +37,7 @@ from services.scheduler.service import Scheduler
 
 WORKER, TRAINER, RUNNER, MANAGER = "rollout-worker", "trainer", "agent-runner", "trajectory-manager"
 MACHINE = {("gpu", WORKER): "rollout", ("gpu", TRAINER): "train", ("agents", RUNNER): "serve", ("trees", MANAGER): "serve"}
+ROUNDS = {"evaluation": {"before": True, "after": True}}
 
 
 async def until(holds: Callable[[], Awaitable[bool]], *, seconds: float = 20.0) -> None:

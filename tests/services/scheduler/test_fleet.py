@@ -204,6 +204,19 @@ def test_every_affinity_bucket_has_one_owner_that_rolls_out_and_comes_back_to_it
     assert {name: lease.buckets for name, lease in leases.items() if lease.buckets} == before
 
 
+def test_who_changes_roles_gets_its_lease_before_those_whose_buckets_change():
+    """A device that waits costs more than a cache; the trainer's is last of the former, as ever."""
+    sim = Sim()
+    fleet = [status(name, WORKER) for name in "abd"] + [status("b", TRAINER), status("r", RUNNER), status("m", MANAGER)]
+    want = Demand("r1", "multiplexed", envs=("single",), num_buckets=9)
+    sim.tick(fleet, want)
+    plan = next_plan(sim.nodes(), sim.leases, [replace(want, wants_train=True)], sim.now)
+
+    assert [(each.node, each.role) for each in plan.changes] == [
+        ("b", Role.TRAIN), ("a", Role.ROLLOUT), ("d", Role.ROLLOUT)
+    ]  # fmt: skip
+
+
 def test_with_fewer_buckets_than_workers_all_own_all():
     """One bucket and two workers: neither is a mere backup that gets what the other has no room for."""
     leases, _ = Sim().tick([*MACHINE, status("gpu2", WORKER)], demand("r1"))

@@ -14,10 +14,14 @@ who holds a device for a step holds it to its end
 from __future__ import annotations
 
 import pytest
-from handover_world import NUM_TOKENS, RUN, TRAINER, WORKER, Generation, Machine, Process, Trainer, Worker, World
+from handover_processes import TRAINER, WORKER, Machine, Process
+from handover_trainer import Trainer
+from handover_worker import NUM_TOKENS, Generation, Worker
+from handover_world import World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from scheduler_world import RUN
 
 from seamlessflow.contracts import Role, claim_of
 from services.scheduler.policy import POLICIES

@@ -11,24 +11,30 @@ from hypothesis import strategies as st
 from rhythm_builders import ended, told
 
 from seamlessflow.contracts import (
+    DropReason,
     EpisodeEnded,
     EpisodeOpened,
     EpisodeOrigin,
     EpisodeStatus,
     Event,
     GroupAdmitted,
+    GroupDropped,
     Lease,
     Role,
     TaskSubmitted,
 )
-from seamlessflow.contracts.tags import is_long, long_tag, needed_tag, work_tag
+from seamlessflow.contracts.tags import is_long, long_tag, needed_tag
 from seamlessflow.errors import ConfigError
 from seamlessflow.run_config import RunConfig, parse_run_config
+from services.scheduler.demand import demand_of
 from services.scheduler.fleet import HeldLease
 from services.scheduler.lengths import Lengths
+from services.scheduler.measures import Measures
+from services.scheduler.names import episode_id
 from services.scheduler.plan import next_plan
 from services.scheduler.policy.base import Demand, Node, Process
 from services.scheduler.progress import Progress
+from services.scheduler.rhythm import decide
 
 RUN, ENV = "demo-0001", "solver"
 TAGS = ("long+rollout", "rollout")
@@ -168,6 +174,38 @@ def test_a_journal_that_is_folded_again_opens_another_attempt_in_the_same_class(
     assert [(e.tag, e.origin.attempt) for e in again if isinstance(e, EpisodeOpened)] == [("long+rollout", 1)]
 
 
+class Counted(dict[str, Any]):
+    """Counts how often somebody looks something up."""
+
+    looked_up = 0
+
+    def __getitem__(self, key: str) -> Any:
+        self.looked_up += 1
+        return super().__getitem__(key)
+
+
+def test_a_slice_costs_its_own_size_however_many_are_owed() -> None:
+    """Saying 65,536 openings in slices keeps no event waiting; the long ones come first in each of them."""
+    progress = Progress(RUN, config())
+    for number in range(200):
+        progress.apply(task(f"t{number}"))
+        admitted = GroupAdmitted(
+            run=RUN, group=f"g{number}", task=f"t{number}", env=ENV, num_episodes=2, step=0, long=number % 40 == 39
+        )
+        progress.apply(admitted)
+    groups = Counted(progress.groups)
+    progress.groups = groups
+    openings = [each for each in decide(progress, most=8) if isinstance(each, EpisodeOpened)]
+
+    assert [each.origin.group for each in openings] == ["g39", "g39", "g79", "g79", "g119", "g119", "g159", "g159"]
+    assert groups.looked_up == 8
+    assert len(progress.owed_long) == 10 and len(progress.owed) == 390
+    lost = ended(openings[0], EpisodeStatus.RUNNER_LOST)
+    for event in (*openings, lost, GroupDropped(run=RUN, group="g199", reason=DropReason.RUN_ENDED)):
+        progress.apply(event)
+    assert list(progress.owed_long) == [episode_id("g39", 0, 1)]
+
+
 def test_long_groups_are_spread_over_the_buckets() -> None:
     """Each owner starts its own first, so that none should have most of them."""
     progress = Progress(RUN, config(buckets=2))
@@ -189,7 +227,8 @@ def node(name: str, lease: Lease | None = None, **tags: Any) -> Node:
 
 
 def planned(nodes: list[Node], **more: Any) -> dict[str, Any]:
-    demand = Demand(RUN, "multiplexed", tags=TAGS, num_buckets=2, max_staleness=2, **more)
+    more = {"has_classes": True, "max_staleness": 2, **more}
+    demand = Demand(RUN, "multiplexed", tags=TAGS, num_buckets=2, **more)
     held = {each.name: HeldLease(each.lease, 1, 0.0) for each in nodes if each.lease is not None}
     return {each.node: each for each in next_plan(nodes, held, [demand], 0.0).assignments}
 
@@ -211,18 +250,51 @@ def test_a_node_that_is_all_there_is_owns_them_lent_or_not() -> None:
 
 def test_a_run_waits_for_no_node_that_has_a_class() -> None:
     """Which no node ever has; it has all it needs, but for who serves."""
-    demand = Demand(RUN, "multiplexed", tags=TAGS)
+    demand = Demand(RUN, "multiplexed", tags=TAGS, has_classes=True)
     waits = next_plan([node("a")], {}, [demand], 0.0).waits[RUN]
 
     assert waits == ("no trajectory-manager", "no agent-runner")
 
 
 def test_a_class_is_part_of_a_tag_and_no_part_of_a_need() -> None:
-    """And people cannot use its name for something else."""
-    assert long_tag("h800+rollout") == "h800+long+rollout" and is_long("h800+long+rollout")
-    assert needed_tag("h800+long+rollout") == "h800+rollout" and not is_long("h800+rollout")
-    with pytest.raises(ValueError, match="long is the class"):
-        work_tag("long")
+    """And people cannot use its name for something else where there are classes."""
+    assert long_tag("h800+rollout") == "h800+long+rollout" and is_long("h800+long+rollout", has_classes=True)
+    assert needed_tag("h800+long+rollout", has_classes=True) == "h800+rollout" and not is_long("h800+rollout", has_classes=True)
+    with pytest.raises(ConfigError, match=r"long is the class .* choose another name in long\+rollout"):
+        parse_run_config(document(["long"]))
+    asked = document(["rollout"])
+    asked["agents"][0]["needs"] = "browser+long"
+    with pytest.raises(ConfigError, match=r"long is the class .* choose another name in browser\+long"):
+        parse_run_config(asked)
+
+
+def test_a_run_without_classes_that_has_a_tag_of_that_name_is_resumed_as_it_began() -> None:
+    """An older version let people name a tag so: it is what nodes have or have not, as any other."""
+    begun = {**document(["long", "rollout"]), "fleet": {}}
+    begun["agents"][1]["needs"] = "long"
+    old = parse_run_config(begun)
+    demand = demand_of(old, Progress(RUN, old), Measures(RUN, old))
+    plain, having = node("a"), node("b", tags=frozenset({"long"}))
+
+    assert old.work_tags == demand.tags == TAGS and not demand.has_classes
+    assert parse_run_config(old.document) == old
+    assert demand.served_by(plain) == ("rollout",) and demand.served_by(having) == TAGS
+    assert demand.lacks(plain, old.agents[1].needs or "") == ("long",)
+    said = told(Progress(RUN, old), task("t1", env="e0", expected_tokens=10), task("t2", env="e1", expected_tokens=9999))
+    opened = [each for each in said if isinstance(each, EpisodeOpened)]
+    assert {(each.env, each.tag) for each in opened} == {("e0", "long+rollout"), ("e1", "rollout")}
+
+
+def test_who_has_a_tag_of_that_name_owns_its_buckets_lent_or_not_where_there_are_no_classes() -> None:
+    """And a run without such a node says that it waits for one."""
+    having = [node(name, tags=frozenset({"long"})) for name in "abc"]
+    said = planned(having, has_classes=False)
+    lent = next(each for each in said.values() if each.trainer)
+    assert lent.lent and set(lent.buckets) == {0, 1, 2, 3}
+    alone = planned([node("a", tags=frozenset({"long"})), node("b")], has_classes=False)
+    assert {name: [b for b in each.buckets if b < 2] for name, each in alone.items()} == {"a": [0, 1], "b": []}
+    waits = next_plan([node("a")], {}, [Demand(RUN, "multiplexed", tags=TAGS)], 0.0).waits[RUN]
+    assert any(each.startswith("tag long+rollout: no node has it") for each in waits)
 
 
 def test_tags_without_room_for_their_class_are_refused_with_what_to_do() -> None:

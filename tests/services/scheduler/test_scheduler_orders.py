@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import types
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
 from scheduler_bench import MACHINE, TRAINER, WORKER, Bench, until
 from scheduler_world import RUN, task
 
@@ -21,13 +18,6 @@ from seamlessflow.contracts.streams import queue_stream
 from seamlessflow.runtime import Presence, presence
 
 TWO = {**MACHINE, ("gpu2", WORKER): "rollout", ("gpu2", TRAINER): "train"}
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    await made.close()
 
 
 async def order(bench: Bench, node: str, given: NodeOrder) -> None:

@@ -34,6 +34,7 @@ from seamlessflow.runtime import Context, make_context
 from services.scheduler.conductor import SLICE, Conductor
 from services.scheduler.config import SchedulerSettings
 from services.scheduler.lease_book import LeaseBook
+from services.scheduler.names import group_id
 from services.scheduler.progress import Progress
 from services.scheduler.rhythm import NOTHING, decide
 from services.scheduler.voice import Turn, Voice
@@ -69,12 +70,25 @@ async def context(bench: Bench) -> AsyncIterator[Context]:
     await bus.close()
 
 
-async def conducted(context: Context, bench: Bench) -> Conductor:
-    """A conductor that has much to say, and may say it."""
-    conductor = Conductor(context, RUN, config(**MANY), lambda: None)
+async def joined(context: Context, bench: Bench, num_long: int = 0) -> Conductor:
+    """A conductor that has much to say, the openings of so many long groups among it, and may not say it yet."""
+    fleet = {"fleet": {"long_tail": 1.5}} if num_long else {}
+    conductor = Conductor(context, RUN, config(**MANY, **fleet), lambda: None)
     await conductor.make()
-    await bench.speaker.say_all(tasks("t", 2 * GROUPS))
+    waiting = tasks("t", 2 * GROUPS)
+    await bench.speaker.say_all(waiting)
+    for task in waiting[-num_long:] if num_long else ():
+        admitted = GroupAdmitted(
+            run=RUN, group=group_id(task.task), task=task.task, env=task.env, num_episodes=MEMBERS, step=0, long=True
+        )
+        await bench.speaker.say(admitted)
     await conductor.join()
+    return conductor
+
+
+async def conducted(context: Context, bench: Bench, num_long: int = 0) -> Conductor:
+    """The same, when it may."""
+    conductor = await joined(context, bench, num_long)
     conductor.tick(NOTHING)
     return conductor
 
@@ -138,9 +152,10 @@ async def test_what_may_change_roles_silences_until_leases_are_written(bench: Be
     await conductor.leave()
 
 
-async def test_the_picture_is_always_the_fold_of_the_journal(bench: Bench, context: Context):
+@pytest.mark.parametrize("num_long", [0, 9])
+async def test_the_picture_is_always_the_fold_of_the_journal(bench: Bench, context: Context, num_long: int):
     """In the middle of the openings, too."""
-    conductor = await conducted(context, bench)
+    conductor = await conducted(context, bench, num_long)
     for count in (1, 40, 150, NUM_OPENINGS):
         await until(at_least(bench, count))
         await bench.speaker.say(TrainerStarted(run=RUN, line=count, step=0, weights_version=0))
@@ -152,9 +167,22 @@ async def test_the_picture_is_always_the_fold_of_the_journal(bench: Bench, conte
         folded = Progress(RUN, conductor.config)
         for event in await bench.events():
             folded.apply(event)
-        for name in ("waiting", "owed", "open_training", "bucket_loads", "admitted", "num_unfinished"):
+        for name in ("waiting", "owed", "owed_long", "open_training", "bucket_loads", "admitted", "num_unfinished"):
             assert getattr(folded, name) == getattr(conductor.progress, name), name
         conductor.tick(NOTHING)
+    await conductor.leave()
+
+
+async def test_an_opening_of_a_long_group_that_somebody_else_said_is_no_echo(bench: Bench, context: Context):
+    """We owed it, and owe it no more."""
+    conductor = await joined(context, bench, num_long=2 * GROUPS)
+    owed = len(conductor.progress.owed_long)
+    said = decide(conductor.progress)[0]
+    assert isinstance(said, EpisodeOpened) and conductor.progress.owes(said.episode)
+    await conductor._on_event(said)
+
+    assert conductor.progress.open_training.keys() == {said.episode}
+    assert not conductor.progress.owes(said.episode) and len(conductor.progress.owed_long) == owed - 1
     await conductor.leave()
 
 

@@ -16,7 +16,8 @@ from trainer_world import VOCABULARY, make_tiny_llama, run_document, samples_rea
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput
-from seamlessflow.run_config import AlgorithmSection, parse_run_config
+from seamlessflow.run_config import parse_run_config
+from seamlessflow.run_training_sections import AlgorithmSection
 from services.trainer.batches import TrainingBatch, make_batch
 from services.trainer.checkpoints import snapshot
 from services.trainer.groups import Group
