@@ -30,6 +30,7 @@ from seamlessflow.blobs import Store
 from seamlessflow.models import make_tiny, resolve_model
 from seamlessflow.settings import Settings
 from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
+from seamlessflow.weights.cores import num_cores
 from seamlessflow.weights.delta import CHUNK_VALUES, apply, encode, parse
 from seamlessflow.weights.fetching import Held, fetch_version, tensor_digests
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
@@ -174,7 +175,7 @@ def _copy(source: Mapping[str, Bits], target: Mapping[str, Bits]) -> None:
         for name, each in source.items()
         for begin in range(0, len(each.words), CHUNK_VALUES)
     ]
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
         list(pool.map(lambda piece: np.copyto(*piece), pieces))
 
 

@@ -34,7 +34,7 @@ KEPT_VERSIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A version in a local folder, every file checked against its digest."""
+    """A version in a local folder, checked against its digests: each file as it was fetched; after changes, each tensor."""
 
     weights_version: int
     folder: Path
@@ -55,7 +55,7 @@ class LocalVersions:
             raise Unavailable(f"store {self._store.url}: cannot look for the model of run {self._run}: {wrong}") from wrong
 
     def fetch(self, head: WeightsHead) -> Fetched:
-        """Bring a version here; the first one may be older than the head, where that one is damaged.
+        """Bring a version here; the first one may be older than the head, where that one is damaged or gone.
 
         Raises FileNotFoundError, Unavailable or BadInput; nothing half-fetched gets its name.
         """

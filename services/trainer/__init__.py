@@ -17,5 +17,5 @@ waits for  a lease that makes it a run's trainer, or a member; complete groups; 
     device_turn   who has the device, as the lead of a gang, alone, or as a member
     pure      groups · batches · parts · correction · packing · standing · step_metrics · algorithms/
     torch     building (what a learner is, and which) · learner · microbatches · precision · loading · tensorfiles
-    store     checkpoints · publishing · versioning (full, or what changed)
+    store     checkpoints · publishing · versioning (full, or what changed) · numbers_only (what is published at all)
 """

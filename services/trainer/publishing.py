@@ -3,8 +3,9 @@
     files, manifest last  ──▶  WeightsPublished (once per number)  ──▶  head (compare-and-set)  ──▶  hint
 
 Killed anywhere, the next start takes the next number: a number is used up as soon as WeightsPublished is said, and no
-worker has seen one that was not. Two trainers cannot both publish: the head's revision was read when joining, and whoever
-finds it changed stops. What it wrote until then lies in a folder of its own, that nothing names and ``collect`` removes.
+worker has seen one that was not. Two trainers cannot both publish: of a number the journal keeps the first message, and who
+finds another folder in it than its own stops before it touches the head; so does who finds the head's revision changed since
+it joined. What it wrote until then lies in a folder of its own, that nothing names and ``collect`` removes.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class WeightsPublisher:
         self._steps, self._maker = steps, VersionMaker(dtype, full_every)
         self._last_step = last_step
         self._revision: int | None = None
+        self._full: dict[str, bool] = {}
+        """Of the complete folders seen, by path, whether they are full: a manifest does not change."""
         self.weights_version = -1
         """The newest published; -1: none."""
 
@@ -78,7 +81,10 @@ class WeightsPublisher:
         self.weights_version = max(head, -1 if newest is None else newest)
 
     async def publish(self, weights: Mapping[str, Tensor], *, step: int, epoch: int) -> WeightsPublished:
-        """Make the weights the head, under a new number. Raises Refused when another trainer publishes for this run."""
+        """Make the weights the head, under a new number.
+
+        Raises Refused when another trainer publishes for this run; BadInput, before a byte is written, see ``NumbersOnly``.
+        """
         started, version = time.monotonic(), self.weights_version + 1
         path = weights_path(self._run, version, uuid.uuid4().hex[:12])
         is_last = self._last_step is not None and step >= self._last_step
@@ -94,14 +100,26 @@ class WeightsPublisher:
             num_bytes=num_bytes,
             wall_seconds=time.monotonic() - started,
         )
-        if await self._speaker.say(published) is None:
-            raise Refused(f"weights version {version} of run {self._run} was published by another trainer; this one stops")
+        await self._say(published)
         self._steps.publish(version, step)
         await self._move_head(WeightsHead(weights_version=version, step=step, path=path, epoch=epoch))
         self.weights_version = version
         self._maker.published(version, path)
         await self._bus.hint(HINT_WEIGHTS.format(run=self._run), b"")
         return published
+
+    async def _say(self, published: WeightsPublished) -> None:
+        """Raises Refused where the journal has another trainer's folder for this number.
+
+        The message's id is the number's, whoever says it: a rival's is answered as if it were ours, sent twice.
+        """
+        stored = await self._speaker.say(published)
+        if stored is not None and not stored.duplicate:
+            return
+        version = published.weights_version
+        first = await self._speaker.first(WeightsPublished, self._run, weights_version=version)
+        if first is None or first.path != published.path:
+            raise Refused(f"weights version {version} of run {self._run} was published by another trainer; this one stops")
 
     def _write(self, path: str, files: VersionFiles) -> int:
         # All versions up to the next full one build on a delta: small as it is, it is read once to see that it arrived.
@@ -126,6 +144,8 @@ class WeightsPublisher:
         Raises Unavailable where a manifest cannot be read: nothing is removed then.
         """
         there = folders_of_versions(self._store, weights_path(self._run, 0).rsplit("/", 1)[0])
+        paths = {path for each in there.values() for path in each}
+        self._full = {path: is_full for path, is_full in self._full.items() if path in paths}
         oldest = self._full_before(self.weights_version - KEEP_VERSIONS + 1, there)
         for version in [each for each in there if oldest is not None and each < oldest]:
             for path in there[version]:
@@ -142,7 +162,9 @@ class WeightsPublisher:
 
     def _is_full(self, path: str, version: int) -> bool | None:
         """None: there is no manifest, its writer died. Raises Unavailable."""
-        try:
-            return read_manifest(self._store, path, version).full is not None
-        except FileNotFoundError:
-            return None
+        if path not in self._full:
+            try:
+                self._full[path] = read_manifest(self._store, path, version).full is not None
+            except FileNotFoundError:
+                return None
+        return self._full[path]

@@ -5,20 +5,19 @@ The format is 8 bytes of header length, a JSON header, then the tensors' bytes o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from seamlessflow.errors import BadInput
+from seamlessflow.weights.tensorfile import header
 
 _NAMES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
     torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
 }  # fmt: skip
-ALIGNMENT = 8
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Iterator[bytes | memoryview]:
@@ -28,11 +27,12 @@ def safetensors_chunks(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | No
     """
     # Wider elements first keeps every tensor aligned to its own size.
     items = sorted(((name, t, kept_dtype(t, dtype)) for name, t in tensors.items()), key=lambda i: (-i[2].itemsize, i[0]))
-    return _chunks(_header([(name, kept, tensor.shape) for name, tensor, kept in items]), items)
+    described = [(name, dtype_name(name, kept), tuple(tensor.shape)) for name, tensor, kept in items]
+    return _chunks(header(described, {"format": "pt"}), items)
 
 
-def _chunks(header: bytes, items: list[tuple[str, Tensor, torch.dtype]]) -> Iterator[bytes | memoryview]:
-    yield header
+def _chunks(begin: bytes, items: list[tuple[str, Tensor, torch.dtype]]) -> Iterator[bytes | memoryview]:
+    yield begin
     for _, tensor, kept in items:
         flat = tensor.detach().to(device="cpu", dtype=kept).contiguous().reshape(-1)
         yield flat.view(torch.uint8).numpy().data
@@ -48,15 +48,3 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 def kept_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """``dtype`` for floating tensors, their own for all others."""
     return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-
-
-def _header(items: list[tuple[str, torch.dtype, torch.Size]]) -> bytes:
-    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, dtype, shape in items:
-        end = offset + shape.numel() * dtype.itemsize
-        described[name] = {"dtype": dtype_name(name, dtype), "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text

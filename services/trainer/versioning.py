@@ -1,7 +1,7 @@
 """From live weights to the files of a version: all tensors, what changed since the version before, or both.
 
-    weights ─▶ host copy in the served dtype ─▶ delta against the copy of the version before ─▶ files, digests
-                                      └── kept for the next one, once this one is the head
+    weights ─▶ numbers only? ─▶ host copy in the served dtype ─▶ delta against the copy of the version before ─▶ files, digests
+                                                    └── kept for the next one, once this one is the head
 
 A delta needs the version before in this process and in the store. So a line of training begins with a full version, and
 so does whatever comes after a version that was not published to its end. Where changes take nearly as many bytes as the
@@ -24,6 +24,7 @@ from seamlessflow.weights.fetching import tensor_digests
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import Bits
 
+from .numbers_only import NumbersOnly
 from .tensorfiles import dtype_name, kept_dtype, safetensors_chunks
 
 WORTHWHILE_SHARE = 0.5
@@ -47,21 +48,22 @@ class VersionFiles:
     delta: bytes | None
 
     def contents(self) -> dict[str, bytes | Iterable[bytes | memoryview]]:
-        """The files by name; the full one is made while it is read."""
+        """The files by name, the small one first: who fails at it has not written the other yet. The full one is made while it
+        is read."""
         files: dict[str, bytes | Iterable[bytes | memoryview]] = {}
-        if self.weights is not None:
-            files[WEIGHTS_FILE] = safetensors_chunks(self.weights, dtype=self.dtype)
         if self.delta is not None:
             files[DELTA_FILE] = self.delta
+        if self.weights is not None:
+            files[WEIGHTS_FILE] = safetensors_chunks(self.weights, dtype=self.dtype)
         return files
 
 
 class VersionMaker:
     """Makes one version after the other. With ``full_every`` above 1 it keeps a copy of the last one in host memory, and
-    has two while it makes the next."""
+    has two only while it looks for what changed: none where the first values tell that there will be no delta."""
 
     def __init__(self, dtype: torch.dtype, full_every: int) -> None:
-        self._dtype, self._full_every = dtype, full_every
+        self._dtype, self._full_every, self._numbers_only = dtype, full_every, NumbersOnly(dtype)
         self._last: dict[str, Tensor] = {}
         self._last_version: int | None = None
         """The version ``_last`` holds, once it is published; None: nothing to build on."""
@@ -73,13 +75,19 @@ class VersionMaker:
     def make(
         self, weights: Mapping[str, Tensor], *, version: int, step: int, newest: int, is_last: bool = False
     ) -> VersionFiles:
-        """The files of ``version``. newest: the version that is the head now. is_last: make it full. Blocks."""
+        """The files of ``version``. newest: the version that is the head now. is_last: make it full. Blocks.
+
+        Raises BadInput for weights that must not be published, see ``NumbersOnly``.
+        """
+        self._numbers_only.check(weights, f"weights version {version}")
         if self._full_every == 1 or self._is_hopeless:
             return VersionFiles(self._facts(version, step, None, None), weights, self._dtype, None)
+        base = newest if self._last_version == newest else None
+        if base is None or not self._is_promising(weights):
+            self._last = {}  # before there is another copy
         copies = host_copies(weights, self._dtype)
         bits = _bits_of_all(copies)
-        base = newest if self._last_version == newest else None
-        delta = None if base is None else self._delta(bits)
+        delta = self._delta(bits) if self._last else None
         if base is not None:
             self._misses = self._misses + 1 if delta is None else 0
         is_full = is_last or delta is None or self._since_full + 1 >= self._full_every
@@ -98,13 +106,15 @@ class VersionMaker:
     def _is_hopeless(self) -> bool:
         return self._dtype == torch.float32 and self._misses >= MOST_MISSES
 
+    def _is_promising(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether a delta may be worth it, which the first values of each tensor tell before all of them are looked at."""
+        sample = _bits_of_all(host_copies(_first_values(weights), self._dtype))
+        changes = parse(encode(_bits_of_all(_first_values(self._last)), sample))
+        return len(changes.data) <= WORTHWHILE_SHARE * _num_bytes(sample)
+
     def _delta(self, bits: Mapping[str, Bits]) -> bytes | None:
-        """None: not worth it, which the first values of each tensor tell before all of them are looked at."""
-        before = _bits_of_all(self._last)
-        sample = parse(encode(_sample(before), _sample(bits)))
-        if len(sample.data) > WORTHWHILE_SHARE * _num_bytes(_sample(bits)):
-            return None
-        delta = encode(before, bits)
+        """None: not worth it."""
+        delta = encode(_bits_of_all(self._last), bits)
         return delta if len(delta) <= WORTHWHILE_SHARE * _num_bytes(bits) else None
 
     def _facts(self, version: int, step: int, base: int | None, tensors: Mapping[str, str] | None) -> dict[str, object]:
@@ -113,9 +123,8 @@ class VersionMaker:
         return version_facts(weights_version=version, step=step, dtype=dtype, base=base, base_path=path, tensors=tensors)
 
 
-def _sample(bits: Mapping[str, Bits]) -> dict[str, Bits]:
-    taken = {name: (each.dtype, each.words[:SAMPLE_VALUES]) for name, each in bits.items()}
-    return {name: Bits(dtype, (len(words),), words) for name, (dtype, words) in taken.items()}
+def _first_values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().reshape(-1)[:SAMPLE_VALUES] for name, tensor in tensors.items()}
 
 
 def _num_bytes(bits: Mapping[str, Bits]) -> int:

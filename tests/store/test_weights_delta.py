@@ -16,7 +16,7 @@ from seamlessflow.weights import delta  # noqa: E402
 from seamlessflow.weights.delta import CHUNK_VALUES  # noqa: E402
 from seamlessflow.weights.gaps import ALL, BITMAP, RICE, decode_positions, encode_positions  # noqa: E402
 from seamlessflow.weights.steps import RAW, decode_values, encode_values  # noqa: E402
-from seamlessflow.weights.tensorfile import LOOK_VALUES, Bits, check_finite, parse_tensors  # noqa: E402
+from seamlessflow.weights.tensorfile import LOOK_VALUES, WORD_BYTES, Bits, check_numbers, parse_tensors  # noqa: E402
 from tests.store.weights_builders import copy, pairs, safetensors, same, stepped, tensor  # noqa: E402
 
 NAN, OTHER_NAN, MINUS_ZERO, ZERO, INFINITY = 0x7FC0, 0x7FC1, 0x8000, 0, 0x7F80
@@ -198,17 +198,18 @@ def test_files_of_others_are_read():
 
 @pytest.mark.parametrize(
     ("dtype", "pattern"),
-    [("BF16", NAN), ("BF16", INFINITY), ("BF16", 0xFF80), ("F16", 0x7C00), ("F32", 0x7F800001), ("F64", 0x7FF << 52)],
+    [("BF16", NAN), ("BF16", 0x7F81), ("BF16", 0xFF81), ("F16", 0x7C01), ("F32", 0xFF800001), ("F64", (0x7FF << 52) + 1)],
 )
 def test_values_that_are_no_numbers_are_found(dtype, pattern):
-    """Wherever they are; zeros, subnormal and large values are none of them."""
+    """Wherever they are; zeros, subnormal and large values are none of them, nor infinities, of which the writer judges."""
     largest = {"BF16": 0x7F7F, "F16": 0x7BFF, "F32": 0x7F7FFFFF, "F64": (0x7FF << 52) - 1}[dtype]
-    good = tensor(dtype, [0, 1, largest] * LOOK_VALUES)
-    check_finite({"good": good, "ids": tensor("I64", [0x7FF << 52])}, "weights version 3")
+    signed = [each | 1 << 8 * WORD_BYTES[dtype] - 1 for each in (0, largest, largest + 1)]
+    good = tensor(dtype, [0, 1, largest, largest + 1, *signed] * LOOK_VALUES)
+    check_numbers({"good": good, "ids": tensor("I64", [0x7FF << 52 | 1])}, "weights version 3")
 
     good.words[-2] = pattern
-    with pytest.raises(BadInput, match="weights version 3: tensor good has values that are NaN or infinite"):
-        check_finite({"good": good}, "weights version 3")
+    with pytest.raises(BadInput, match="weights version 3: tensor good has values that are NaN;"):
+        check_numbers({"good": good}, "weights version 3")
 
 
 def test_the_number_of_threads_does_not_matter():

@@ -206,7 +206,7 @@ def test_values_that_are_no_numbers_are_refused(filled, tmp_path, held):
         taken = fetch_version(filled, weights_path(RUN, 8), 8, tmp_path / "here", older_will_do=True)
         assert taken.weights_version == 7
     else:
-        with pytest.raises(BadInput, match="weights version 8: tensor body has values that are NaN or infinite"):
+        with pytest.raises(BadInput, match="weights version 8: tensor body has values that are NaN;"):
             fetch_version(filled, weights_path(RUN, 8), 8, tmp_path / "here", held=before)
 
 
@@ -321,3 +321,37 @@ def test_a_newcomer_takes_an_older_version_when_the_manifest_of_the_newest_is_da
     assert fetch(7, older_will_do=True).weights_version == 5
     with pytest.raises(Unavailable):
         fetch(7)
+
+
+def test_a_newcomer_takes_an_older_version_when_the_manifest_of_the_newest_is_gone(filled, fetch, here):
+    """It would wait for ever otherwise: nothing is published before it samples. Who asked for one version gets no other."""
+    filled.remove(f"{weights_path(RUN, 7)}/{MANIFEST}")
+    assert fetch(7, older_will_do=True).weights_version == 6
+    assert same(here(), LINE[6])
+
+    with pytest.raises(FileNotFoundError):
+        fetch(7)
+
+
+def test_a_version_that_was_collected_is_replaced_by_no_older_one(filled, fetch):
+    """Those were removed before it: a newcomer reads the head again."""
+    for version in range(6):
+        filled.remove(f"{weights_path(RUN, version)}/{MANIFEST}")
+
+    with pytest.raises(FileNotFoundError):
+        fetch(5, older_will_do=True)
+
+
+def test_a_full_version_that_is_held_is_not_asked_about(filled, fetch, here, monkeypatch):
+    """Its follower needs what changed since, and that alone."""
+    reads, read = [], filled.read
+
+    def counted(path: str) -> bytes:
+        reads.append(path.removeprefix(f"{RUN}/weights/"))
+        return read(path)
+
+    monkeypatch.setattr(filled, "read", counted)
+
+    assert fetch(7, held=6).route.is_held
+    assert reads == [f"{7:08d}/{MANIFEST}", f"{7:08d}/{DELTA_FILE}"]
+    assert same(here(), LINE[7])

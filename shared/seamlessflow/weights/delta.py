@@ -24,7 +24,7 @@ from ..errors import BadInput
 from .cores import num_cores
 from .gaps import Bytes, decode_positions, encode_positions
 from .steps import Words, decode_values, encode_values
-from .tensorfile import WORD_BYTES, Bits, check_same_layout, parse_tensors
+from .tensorfile import WORD_BYTES, Bits, check_same_layout, header, parse_tensors
 
 FORMAT = "seamlessflow-delta-1"
 CHUNK_VALUES = 1 << 21
@@ -53,8 +53,8 @@ def encode(old: Mapping[str, Bits], new: Mapping[str, Bits], *, num_threads: int
     pairs = [pair for name in old for pair in zip(_chunks(old[name].words), _chunks(new[name].words), strict=True)]
     coded = _each(_encode_chunk, pairs, num_threads)
     rows = np.array([row for row, _ in coded], np.uint32).reshape(-1, 4)
-    data = np.concatenate([np.empty(0, np.uint8), *(part for _, parts in coded for part in parts)])
-    return _file(rows, data, [(name, old[name].dtype, old[name].shape) for name in old])
+    data = [part.data for _, parts in coded for part in parts]
+    return b"".join([_header(rows, sum(map(len, data)), old), rows.tobytes(), *data])
 
 
 def parse(content: bytes | memoryview, whose: str = "a weights delta") -> Delta:
@@ -124,12 +124,7 @@ def _each(function: Callable[[S], T], work: Iterable[S], num_threads: int | None
         return list(pool.map(function, work))
 
 
-def _file(rows: NDArray[np.uint32], data: Bytes, tensors: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    header = {
-        "__metadata__": {"format": FORMAT, "chunk_values": str(CHUNK_VALUES), "tensors": json.dumps(tensors)},
-        "chunks": {"dtype": "U32", "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]},
-        "data": {"dtype": "U8", "shape": [len(data)], "data_offsets": [rows.nbytes, rows.nbytes + len(data)]},
-    }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, rows.tobytes(), data.tobytes()])
+def _header(rows: NDArray[np.uint32], num_bytes: int, layout: Mapping[str, Bits]) -> bytes:
+    tensors = json.dumps([(name, each.dtype, each.shape) for name, each in layout.items()])
+    metadata = {"format": FORMAT, "chunk_values": str(CHUNK_VALUES), "tensors": tensors}
+    return header([("chunks", "U32", rows.shape), ("data", "U8", (num_bytes,))], metadata)

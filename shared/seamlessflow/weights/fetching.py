@@ -1,7 +1,7 @@
 """A version into a local file: by the cheapest route that leads there, every byte checked before anybody loads it.
 
     route ─▶ what is held, copied ─┐
-          └▶ full file, digest ────┴▶ deltas, digest each ─▶ changed in place ─▶ digest of every tensor ─▶ finite? ─▶ there
+          └▶ full file, digest ────┴▶ deltas, digest each ─▶ changed in place ─▶ digest of every tensor ─▶ NaN? ─▶ there
 
 A missing or damaged part costs a route, not the version: the next one is gone, and said. What cannot be checked is not used.
 The small files are fetched first and kept until the end, and no way is tried over a file that was bad once.
@@ -25,7 +25,7 @@ from .delta import apply, parse
 from .folders import WEIGHTS_FILE, folders_of_versions
 from .manifests import DELTA_FILE, VersionManifest, read_manifest
 from .routes import Route, reachable, routes
-from .tensorfile import Bits, check_finite, map_tensors
+from .tensorfile import Bits, check_numbers, map_tensors
 
 log = structlog.get_logger()
 
@@ -52,15 +52,16 @@ def fetch_version(
     """Put a version's ``model.safetensors`` into the folder ``target``. Blocks.
 
     path: the version's folder in the store; its manifest says where its base is. held: what deltas may start from; it is left
-    as it is. older_will_do: where this version is damaged, take the nearest older one that can be had.
-    Raises FileNotFoundError when the version is not in the store, Unavailable when no route leads to it, BadInput when its
-    values are no numbers; ``target`` holds no part of it then.
+    as it is. older_will_do: where this version is damaged or not in the store, take the nearest older one that can be had.
+    (Of a version that was collected there is none: older ones went first.)
+    Raises FileNotFoundError when the version is not in the store, Unavailable when no route leads to it, BadInput when a
+    value is NaN; ``target`` holds no part of it then.
     """
     versions = _Versions(store, path, weights_version, target / "deltas")
     try:
         versions.read(weights_version)
         return Obtained(weights_version, _go_any(versions, weights_version, target, held))
-    except SeamlessFlowError as wrong:
+    except (SeamlessFlowError, FileNotFoundError) as wrong:
         older = _take_older(versions, weights_version, target, wrong) if older_will_do else None
         if older is None:
             raise
@@ -119,19 +120,20 @@ class _Versions:
         except Unavailable:
             return
         for version in sorted((each for each in listed if each < weights_version), reverse=True):
-            complete = [path for path in listed[version] if self._is_complete(path, version)]
+            complete = [path for path in listed[version] if self._may_be_there(path, version)]
             if len(complete) == 1:  # of two attempts nobody here knows which one was published
                 self._paths.setdefault(version, complete[0])
             if version in self._paths:
                 yield version
 
-    def _is_complete(self, path: str, weights_version: int) -> bool:
+    def _may_be_there(self, path: str, weights_version: int) -> bool:
+        """Whether a folder has a manifest, or one that cannot be read: what cannot be told counts as another attempt."""
         try:
             read_manifest(self.store, path, weights_version)
         except FileNotFoundError:
             return False
         except Unavailable:
-            return True  # or not: it cannot be told, and is not to be used
+            return True
         return True
 
     def is_bad(self, route: Route) -> bool:
@@ -170,7 +172,7 @@ class _Versions:
         raise Unavailable(f"{path}: {len(content)} bytes do not have the manifest's digest; nothing was loaded")
 
 
-def _take_older(versions: _Versions, wanted: int, target: Path, reason: SeamlessFlowError) -> Obtained | None:
+def _take_older(versions: _Versions, wanted: int, target: Path, reason: Exception) -> Obtained | None:
     """The newest version before ``wanted`` that can be had; None: there is none."""
     for version in versions.older(wanted):
         try:
@@ -183,7 +185,7 @@ def _take_older(versions: _Versions, wanted: int, target: Path, reason: Seamless
 
 
 def _go_any(versions: _Versions, weights_version: int, target: Path, held: Held | None) -> Route:
-    """The first route that leads there, and finite values at its end. Raises what the first of them failed with."""
+    """The first route that leads there, and numbers at its end. Raises what the first of them failed with."""
     tried: list[Route] = []
     part = target / f"{WEIGHTS_FILE}.part"
     failure: SeamlessFlowError | None = None
@@ -208,9 +210,9 @@ def _go_any(versions: _Versions, weights_version: int, target: Path, held: Held 
 
 
 def _put_in_place(part: Path, file: Path, weights_version: int) -> None:
-    """Raises BadInput when a value is no number: every route leads to the same ones."""
+    """Raises BadInput when a value is NaN: every route leads to the same ones."""
     try:
-        check_finite(map_tensors(part), f"weights version {weights_version}")
+        check_numbers(map_tensors(part), f"weights version {weights_version}")
     except BadInput:
         part.unlink()
         raise

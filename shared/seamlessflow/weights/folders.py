@@ -5,7 +5,8 @@
                                                   with a digest for each file (manifests.py)
 
 An attempt is one writer's: who writes late, behind another trainer's back, touches nothing that this one published. Which
-attempt is the version, WeightsPublished and the head say; earlier releases had one folder for each number, without attempt.
+attempt is the version, the first WeightsPublished of the number and the head say (publishing.py of the trainer: who finds
+another's there stops); earlier releases had one folder for each number, without attempt.
 
 The newest complete version is the head in the WEIGHTS bucket, moved by compare-and-set only.
 """

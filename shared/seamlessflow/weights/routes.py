@@ -34,7 +34,8 @@ class Route:
 def routes(weights_version: int, held: int | None, manifest_of: ManifestOf, *, num_full: int = 0) -> list[Route]:
     """The ways to a version, fewest bytes first; [] where none is complete. held None: the reader has nothing.
 
-    Manifests are read one after the other, back to what is held, or to a full version where nothing held is on the line;
+    Manifests are read one after the other, back to the one after what is held, or to a full version where nothing held is on
+    the line;
     num_full: and on until so many full versions were met. Never beyond the second one.
     """
     found: list[Route] = []
@@ -43,12 +44,14 @@ def routes(weights_version: int, held: int | None, manifest_of: ManifestOf, *, n
     while True:
         if version == held:
             found.append(Route(version, True, deltas, num_bytes))
+        if _is_enough(found, version, held, num_full):
+            break
         manifest = manifest_of(version)
         if manifest is None:
             break
         if manifest.full is not None:
             found.append(Route(version, False, deltas, num_bytes + manifest.full.num_bytes))
-        if manifest.delta is None or manifest.base is None or _is_enough(found, version, held, num_full):
+        if manifest.delta is None or manifest.base is None:
             break
         deltas, num_bytes, version = (version, *deltas), num_bytes + manifest.delta.num_bytes, manifest.base
     return sorted(found, key=lambda route: route.num_bytes)

@@ -6,7 +6,8 @@ numpy has no bfloat16; unsigned integers of a value's width hold its bits, and c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BadInput
+from .cores import num_cores
 from .steps import Words
 
 WORD_BYTES = {
@@ -23,8 +25,10 @@ WORD_BYTES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
 }  # fmt: skip
 """Bytes of a value, by the name that safetensors gives a dtype."""
-_EXPONENTS = {"F64": 0x7FF << 52, "F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
-"""All bits of the exponent: set in infinities and NaN, and nowhere else."""
+_INFINITY = {"F64": 0x7FF << 52, "F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
+"""The pattern of infinity: without their signs, those of NaN are above it, and no others."""
+ALIGNMENT = 8
+"""The tensors' bytes begin at a multiple of it."""
 LOOK_VALUES = 1 << 18
 """Values looked at in one go: they and what is computed from them fit into a core's cache."""
 
@@ -37,6 +41,19 @@ class Bits:
     """As safetensors names it."""
     shape: tuple[int, ...]
     words: Words
+
+
+def header(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """What a file begins with: length and JSON, of tensors (name, dtype, shape) that follow in this order, without gaps."""
+    described: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, dtype, shape in tensors:
+        end = offset + WORD_BYTES[dtype] * prod(shape)
+        described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def map_tensors(path: Path, *, writable: bool = False) -> dict[str, Bits]:
@@ -71,16 +88,24 @@ def _tensor(content: NDArray[np.uint8], dtype: str, shape: list[int], data_offse
     return Bits(dtype, tuple(shape), taken.view(np.dtype(f"u{width}")))
 
 
-def check_finite(tensors: Mapping[str, Bits], whose: str) -> None:
-    """Raises BadInput, naming the tensor, when a value is NaN or infinite: no engine may see it."""
-    for name, tensor in tensors.items():
-        exponent = _EXPONENTS.get(tensor.dtype)
-        if exponent is None:
-            continue
-        mask = tensor.words.dtype.type(exponent)
-        for begin in range(0, len(tensor.words), LOOK_VALUES):
-            if bool(((tensor.words[begin : begin + LOOK_VALUES] & mask) == mask).any()):
-                raise BadInput(f"{whose}: tensor {name} has values that are NaN or infinite; nothing of it is loaded")
+def check_numbers(tensors: Mapping[str, Bits], whose: str) -> None:
+    """Raises BadInput, naming the tensor, when a value is NaN: no engine may see it.
+
+    The second line: a writer publishes none, nor an infinity but in what was infinite from the start (a mask's tensor).
+    """
+    with ThreadPoolExecutor(num_cores()) as pool:
+        for name, has_nan in zip(tensors, pool.map(_has_nan, tensors.values()), strict=True):
+            if has_nan:
+                raise BadInput(f"{whose}: tensor {name} has values that are NaN; nothing of it is loaded")
+
+
+def _has_nan(tensor: Bits) -> bool:
+    if tensor.dtype not in _INFINITY:
+        return False
+    infinity = tensor.words.dtype.type(_INFINITY[tensor.dtype])
+    without_sign = tensor.words.dtype.type(~tensor.words.dtype.type(0) >> 1)
+    pieces = range(0, len(tensor.words), LOOK_VALUES)
+    return any(bool(((tensor.words[at : at + LOOK_VALUES] & without_sign) > infinity).any()) for at in pieces)
 
 
 def check_same_layout(old: Mapping[str, Bits], new: Mapping[str, Bits], whose: str) -> None:
