@@ -127,13 +127,21 @@ class Conductor:
         """Begin the orderly end."""
         await self._on_event(event)
 
-    def tick(self, seen: Observation) -> None:
-        """Leases are written: let what is due be said, given what was observed. Waits for nobody: there are other runs."""
+    @property
+    def num_pauses(self) -> int:
+        """How often events came after which roles may change; for ``tick``."""
+        return 0 if self._voice is None else self._voice.num_pauses
+
+    def tick(self, seen: Observation, num_pauses: int) -> None:
+        """Leases are written as was planned after so many pauses: let what is due be said, given what was observed.
+
+        Waits for nobody: there are other runs.
+        """
         if is_full(self.progress, seen) and not is_full(self.progress, self.seen):
             log.warning("admission.stopped", run=self.run, reason=self._full_words(), journal_bytes=seen.journal_bytes)
         self.seen = seen
         if self._voice is not None:
-            self._voice.go()
+            self._voice.go(num_pauses)
 
     def observe(self, *, journal_bytes: int, trainer_is_there: bool, now: float, patience_seconds: float) -> Observation:
         """What has a say besides the journal."""

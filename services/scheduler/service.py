@@ -244,9 +244,11 @@ class Scheduler:
         if not 0 <= now - self._observed_at < self._settings.tick_seconds:  # events come by the hundred a second, nodes do not
             await self._observe_nodes(now)
             now = time.time()  # what was heard during the look does not lie in the future
+        known = {run: conductor.num_pauses for run, conductor in self._conductors.items()}
         plan = self._plan(now)
         await self._write_leases(plan, now)  # first: a device that waits costs more than an episode that is not open yet
-        await asyncio.gather(*(self._conduct_safely(conductor, now) for conductor in self._conductors.values()))
+        conductors = [self._conductors[run] for run in known if run in self._conductors]  # others: with the next plan
+        await asyncio.gather(*(self._conduct_safely(conductor, now, known[conductor.run]) for conductor in conductors))
         await self._publish_states(plan)
 
     async def _write_leases(self, plan: Plan, now: float) -> None:
@@ -265,17 +267,17 @@ class Scheduler:
             await self._book.load(now)
             self._leases_read_at = now
 
-    async def _conduct_safely(self, conductor: Conductor, now: float) -> None:
+    async def _conduct_safely(self, conductor: Conductor, now: float, num_pauses: int) -> None:
         """A run whose journal does not answer delays no other run."""
         try:
             async with asyncio.timeout(CONDUCT_SECONDS):
-                await self._conduct(conductor, now)
+                await self._conduct(conductor, now, num_pauses)
         except (BusClosed, SequenceMismatch):
             raise
         except (SeamlessFlowError, TimeoutError) as wrong:
             log.warning("run.delayed", run=conductor.run, reason=str(wrong) or f"no answer within {CONDUCT_SECONDS:g} s")
 
-    async def _conduct(self, conductor: Conductor, now: float) -> None:
+    async def _conduct(self, conductor: Conductor, now: float, num_pauses: int) -> None:
         limit = conductor.config.fleet.journal_bytes
         journal_bytes = await self._context.bus.stream_bytes(journal(conductor.run)) if limit > 0 else 0
         trainer_is_there = any(
@@ -285,7 +287,7 @@ class Scheduler:
         seen = conductor.observe(
             journal_bytes=journal_bytes, trainer_is_there=trainer_is_there, now=now, patience_seconds=patience
         )
-        conductor.tick(seen)
+        conductor.tick(seen, num_pauses)
         ended = conductor.progress.ended
         if ended is not None:
             await self._record_end(conductor.run, ended.reason)  # first: it may fail, and then the next tick does it

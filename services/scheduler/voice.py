@@ -53,16 +53,23 @@ class Voice:
     def __init__(self, run: str, turn: Turn, say_slice: Callable[[], Awaitable[bool]], said: Callable[[], None]) -> None:
         self._run, self._turn, self._say_slice, self._said = run, turn, say_slice, said
         self._may_speak = asyncio.Event()
+        self.num_pauses = 0
+        """How often roles were about to change."""
         self._task = asyncio.create_task(self._speak())
 
-    def go(self) -> None:
-        """Leases are written: say what is due. Raises what ended the voice, a mistake of ours."""
+    def go(self, num_pauses: int) -> None:
+        """The leases that follow from what was known after so many pauses are written: say what is due, unless more is known now.
+
+        Raises what ended the voice, a mistake of ours.
+        """
         if self._task.done():
             self._task.result()
-        self._may_speak.set()
+        if num_pauses == self.num_pauses:
+            self._may_speak.set()
 
     def pause(self) -> None:
         """Say nothing more until leases are written. To be called by who holds the turn."""
+        self.num_pauses += 1
         self._may_speak.clear()
 
     async def end(self) -> None:
