@@ -58,7 +58,7 @@ class Voice:
         self._task = asyncio.create_task(self._speak())
 
     def go(self, num_pauses: int) -> None:
-        """The leases that follow from what was known after so many pauses are written: say what is due, unless more is known now.
+        """Leases of a plan that knew of so many pauses are written: say what is due, unless there was another pause since.
 
         Raises what ended the voice, a mistake of ours.
         """
