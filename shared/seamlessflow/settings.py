@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     """Where JetStream is. A service waits for it, saying so."""
     store_url: str = Field(default_factory=lambda: f"file://{Path.cwd() / 'runs' / 'store'}")
     """Any fsspec URL all services can reach: weights, checkpoints, large messages."""
+    store_call_seconds: float = Field(default=30.0, gt=0)
+    """Longest that one call to the store may take, attempts that its client makes by itself included; a second more for each
+    MB it moves. Then it is cancelled, and tried again or given up by whoever made it."""
     node: str = Field(default_factory=_host_token)
     """The machine or slice of it this process runs on; processes that share a device share the node."""
     instance: str = Field(default_factory=lambda: instance_name(_host_token(), os.getpid()))

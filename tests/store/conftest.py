@@ -5,37 +5,22 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
-import boto3
+import fsspec
 import pytest
-import s3fs
-from moto.server import ThreadedMotoServer
 
 from seamlessflow.blobs import Store
-
-BUCKET = "lake"
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """A server that speaks S3."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+from seamlessflow.store_calls import Limits
+from seamlessflow.weights import downloads
+from tests.store.fault_proxy import FaultProxy
+from tests.store.s3_server import BUCKET, ENVIRONMENT, s3_proxy, s3_server
 
 
 @pytest.fixture
-def s3_url(s3_endpoint: str, monkeypatch) -> Iterator[str]:
-    """A store URL of our own in it; endpoint and credentials come from the environment, as in a deployment."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3fs.S3FileSystem.clear_instance_cache()  # an instance keeps the environment it was made in
-    boto3.client("s3").create_bucket(Bucket=BUCKET)
-    yield f"s3://{BUCKET}/{uuid.uuid4().hex}"
-    s3fs.S3FileSystem.clear_instance_cache()
+def s3_url(monkeypatch) -> str:
+    """A store URL of our own on a server; endpoint and credentials come from the environment, as in a deployment."""
+    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL_S3": s3_server()}.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -47,3 +32,28 @@ def store_url(request: pytest.FixtureRequest, tmp_path) -> str:
 @pytest.fixture
 def store(store_url: str) -> Store:
     return Store(store_url)
+
+
+@pytest.fixture
+def proxy(s3_url: str, monkeypatch) -> Iterator[FaultProxy]:
+    """What stands between us and the server from now on; clients are as services have them."""
+    running = s3_proxy()
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": running.url})
+    yield running
+    running.heal()
+
+
+@pytest.fixture
+def impatient_proxy(proxy: FaultProxy, monkeypatch) -> FaultProxy:
+    """The same, whose clients ask once; readers wait less before they ask again."""
+    once = {"endpoint_url": proxy.url, "config_kwargs": {"retries": {"total_max_attempts": 1}}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", once)
+    monkeypatch.setattr(downloads, "PAUSES_SECONDS", (0.01, 0.02, 0.05, 0.1))
+    fsspec.filesystem("s3").retries = 1
+    return proxy
+
+
+@pytest.fixture
+def proxied(impatient_proxy: FaultProxy, s3_url: str) -> Store:
+    """A store behind the proxy."""
+    return Store(s3_url, Limits(call_seconds=10.0))

@@ -46,6 +46,20 @@ def test_what_another_process_wrote_is_seen_at_once(store, store_url):
     assert store.read("demo/late") == b"1"
 
 
+def test_a_listing_is_not_remembered(store, store_url):
+    """Filesystems keep what they listed; what another process wrote since is there all the same, and removed with the rest."""
+    store.write("demo/folder/a", b"1")
+    assert store.folders("demo/folder") == ["a"]
+    other = Store(store_url)
+    other.fs = type(other.fs)(skip_instance_cache=True)
+    other.write("demo/folder/b", b"2")
+
+    assert store.exists("demo/folder/b")
+    other.write("demo/folder/c", b"3")
+    store.remove_folder("demo/folder")
+    assert other.folders("demo/folder") == []
+
+
 def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
     """The message names store, path and size; a file stands where the folder should be."""
     (tmp_path / "store").write_text("not a folder")
@@ -54,7 +68,7 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
         Store(f"file://{tmp_path}/store").write("demo/x", b"abc")
 
 
-def test_a_bucket_that_does_not_exist_is_said_so_and_not_made(s3_url, s3_endpoint):
+def test_a_bucket_that_does_not_exist_is_said_so_and_not_made(s3_url):
     """A typing mistake in a URL must not make a bucket."""
     with pytest.raises(Unavailable, match="cannot write demo/x"):
         Store("s3://no-such-bucket/x").write("demo/x", b"abc")

@@ -19,6 +19,7 @@ from ..contracts.addresses import inbox_prefix
 from ..errors import BusClosed
 from ..secrecy import without_password
 from ..settings import Settings
+from ..store_calls import Limits
 from ..telemetry import configure_logging, serve_metrics
 from .claiming import claim
 from .inbox import Inbox
@@ -63,7 +64,7 @@ class Context:
 
 def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities: tuple[str, ...], slots: int = 0) -> Context:
     """Surroundings over a given bus; tests pass a MemoryBus."""
-    store = Store(settings.store_url)
+    store = Store(settings.store_url, Limits(settings.store_call_seconds))
     speaker = Speaker(bus, store)
     status = NodeStatus(
         node=settings.node,

@@ -5,7 +5,8 @@
      "base_path": that one's folder below the store; not there: beside this one, its number alone (earlier releases)
      "tensors": {NAME: sha256 of the tensor's bytes},
      "files": {"model.safetensors": {"sha256", "bytes"},    a full version has it
-               "delta.safetensors": {"sha256", "bytes"}}}   a version with a base has it
+               "delta.safetensors": {"sha256", "bytes"}},   a version with a base has it
+     "adapter": {...}}                                      only of a LoRA run, whose versions are adapters (adapters.py)
 
 A full version with a base has both: who follows takes the small file, who comes late the large one.
 """
@@ -18,17 +19,12 @@ from dataclasses import dataclass
 
 from ..blobs import Store
 from ..errors import Unavailable
+from .adapters import ADAPTER_FILE, AdapterFacts, parse_facts
 from .folders import MANIFEST, WEIGHTS_FILE
+from .stored import StoredFile as StoredFile
+from .stored import plain_name, stored_file
 
 DELTA_FILE = "delta.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file of a version, as its writer saw it."""
-
-    num_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +39,15 @@ class VersionManifest:
     """sha256 of each tensor. None: its writer gave none, and it can only be had in full."""
     base_path: str | None = None
     """None: its writer made the base's folder of its number alone."""
+    adapter: AdapterFacts | None = None
+    """None: its files are of all weights."""
+    step: int | None = None
+    """Optimiser steps done; for people. None: its writer did not say."""
 
     @property
     def full(self) -> StoredFile | None:
-        """The file with all tensors; None: there are only changes."""
-        return self.files.get(WEIGHTS_FILE)
+        """The file that needs no other version: all tensors, or the whole adapter; None: there are only changes."""
+        return self.files.get(WEIGHTS_FILE if self.adapter is None else ADAPTER_FILE)
 
     @property
     def delta(self) -> StoredFile | None:
@@ -63,9 +63,12 @@ def version_facts(
     base: int | None,
     tensors: Mapping[str, str] | None,
     base_path: str | None = None,
+    adapter: AdapterFacts | None = None,
 ) -> dict[str, object]:
     """The manifest of a version but for its files, for ``publish_folder``."""
     facts: dict[str, object] = {"weights_version": weights_version, "step": step, "dtype": dtype, "base": base}
+    if adapter is not None:
+        facts["adapter"] = adapter.document
     if base_path is not None:
         facts["base_path"] = base_path
     return facts if tensors is None else {**facts, "tensors": dict(tensors)}
@@ -77,7 +80,7 @@ def read_manifest(store: Store, path: str, weights_version: int) -> VersionManif
     content = store.read(f"{path}/{MANIFEST}")
     try:
         return _parse(content, weights_version)
-    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
         raise Unavailable(f"{path}/{MANIFEST} is not the manifest of a version: {wrong!r}; nothing was loaded") from wrong
 
 
@@ -90,6 +93,9 @@ def _parse(content: bytes, weights_version: int) -> VersionManifest:
         raise ValueError(f"its base is {base}; a base is an earlier version")
     if not isinstance(base_path := document.get("base_path"), str | None):
         raise ValueError(f"the folder of its base is {base_path}")
-    files = {name: StoredFile(int(file["bytes"]), str(file["sha256"])) for name, file in document["files"].items()}
+    files = {plain_name(name): stored_file(file) for name, file in document["files"].items()}
     digests = None if tensors is None else {str(name): str(digest) for name, digest in tensors.items()}
-    return VersionManifest(weights_version, files, base, digests, base_path)
+    adapter = document.get("adapter")
+    step = document.get("step")
+    facts = None if adapter is None else parse_facts(adapter)
+    return VersionManifest(weights_version, files, base, digests, base_path, facts, step if isinstance(step, int) else None)

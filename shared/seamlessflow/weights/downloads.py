@@ -1,0 +1,169 @@
+"""A file from the store, in ranges read side by side, each checked by itself; memory for those being read alone.
+
+    ranges not here yet ─▶ PARALLEL_READS at a time ─▶ digest ─┬▶ written where it belongs
+                               ▲                               └▶ not to be had: again, after a pause; wrong: again at once
+                               └──────────────────────────────────┘
+
+A range that has the same wrong bytes twice is damaged in the store. One that cannot be had ends the download; what was
+written stays for the next one, in this process or a later one. ETags are not looked at: digests say what the bytes are.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from ..blobs import Store
+from ..errors import Unavailable
+from .partfile import PartFile, forget_parts
+from .stored import StoredFile
+
+PARALLEL_READS = 8
+"""At a time. Fewer leave a fast store waiting, more do not help: s3fs is one thread, whoever reads (docs/adr/0015)."""
+PAUSES_SECONDS = (0.25, 0.5, 1.0, 2.0)
+"""Before a range is asked for again, each a little more or less, so that readers that were throttled together do not come
+back together. Longer troubles are the caller's, who tries the whole again later and loses nothing."""
+KEPT_PARTS = 2
+"""Files that began to arrive, side by side in a folder: no route leads over a third full version (routes.py)."""
+
+
+class Damaged(Unavailable):
+    """The store has other bytes than were written; it may have the right ones again."""
+
+
+class DiskTrouble(Unavailable):
+    """This machine's disk refuses what was fetched; the store is not to blame."""
+
+
+def download(
+    store: Store,
+    path: str,
+    file: StoredFile,
+    target: Path,
+    *,
+    parts: Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Bring a file here; ``target`` has all of it, or is as it was. Returns the bytes that were fetched. Blocks.
+
+    parts: a folder, on the disk of ``target``, where what arrived is kept if the rest does not, for a later call, as far as
+    it can be checked then. None: nothing is kept. should_stop: looked at before each range.
+    Raises Unavailable: Damaged where bytes are not those of the manifest, DiskTrouble where they cannot be written, others when
+    the store refuses or it was asked to stop.
+    """
+    part = target.with_name(f"{target.name}.part") if parts is None else parts / file.sha256
+    local = PartFile(part, file)
+    try:
+        missing = local.missing()
+        _Reads(store, path, file, local, should_stop).read(missing)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        local.move_to(target)
+    except Damaged:
+        local.remove()
+        raise
+    except OSError as wrong:  # the store's own are Unavailable by now
+        local.remove()  # others may need the room
+        raise DiskTrouble(_no_room(path, file, part.parent, wrong)) from wrong
+    finally:
+        local.close()
+        if parts is None or not file.ranges:  # without digests of its ranges nothing of it can be told from damage later
+            part.unlink(missing_ok=True)
+        else:
+            forget_parts(parts, keep=KEPT_PARTS)
+    spans = file.spans()
+    return sum(end - begin for begin, end in (spans[number] for number in missing))
+
+
+def check_in_store(store: Store, path: str, file: StoredFile) -> None:
+    """Read a file without keeping it. Raises Damaged unless it has the bytes it was written with; Unavailable."""
+    whole = hashlib.sha256()
+    try:
+        for begin, end in file.spans():
+            whole.update(store.read_range(path, begin, end))
+    except FileNotFoundError as wrong:
+        raise Unavailable(f"{path} was written and is not in the store") from wrong
+    if whole.hexdigest() != file.sha256:
+        raise Damaged(f"{path} is not read as it was written")
+
+
+class _Reads:
+    """Ranges of one file on their way."""
+
+    def __init__(self, store: Store, path: str, file: StoredFile, local: PartFile, should_stop: Callable[[], bool]) -> None:
+        self._store, self._path, self._file, self._local, self._should_stop = store, path, file, local, should_stop
+        self._spans = file.spans()
+        self._failure: Exception | None = None
+        self._ended = threading.Event()
+
+    def read(self, missing: list[int]) -> None:
+        """Write them all. Raises what the first that failed did."""
+        with ThreadPoolExecutor(max(1, min(PARALLEL_READS, len(missing)))) as pool:
+            reads = [pool.submit(self._read_one, number) for number in missing]
+            digest = None if self._file.ranges else self._digest_in_order(reads)
+        if self._failure is not None:
+            raise self._failure
+        if digest is not None and digest != self._file.sha256:
+            raise Damaged(f"{self._path}: {self._file.num_bytes} bytes do not have the manifest's digest; nothing was loaded")
+
+    def _digest_in_order(self, reads: list[Future[None]]) -> str:
+        """Of the whole, from front to back as ranges arrive: what was just written is in the page cache still."""
+        whole = hashlib.sha256()
+        for (begin, end), read in zip(self._spans, reads, strict=True):
+            read.result()
+            if self._failure is not None:
+                break
+            whole.update(self._local.read(begin, end))
+        return whole.hexdigest()
+
+    def _read_one(self, number: int) -> None:
+        """Does not raise: the first failure ends all of them."""
+        if self._failure is not None:
+            return
+        try:
+            self._local.write(self._spans[number][0], self._content(number))
+        except Exception as wrong:
+            self._failure = self._failure or wrong
+            self._ended.set()
+
+    def _content(self, number: int) -> bytes:
+        """A range as it was written. Raises Unavailable."""
+        begin, end = self._spans[number]
+        failure, seen = Unavailable(f"{self._path} was given up"), set[str]()
+        for pause in (0.0, *PAUSES_SECONDS):
+            longer = 0.0 if isinstance(failure, Damaged) else random.uniform(0.5, 1.5)  # noqa: S311 (no secret)
+            if self._should_stop() or self._ended.wait(pause * longer):
+                break
+            try:
+                content = self._store.read_range(self._path, begin, end)
+            except FileNotFoundError as wrong:
+                raise Unavailable(f"{self._path} is in the manifest and not in the store; nothing was loaded") from wrong
+            except Unavailable as wrong:
+                failure = wrong
+                continue
+            digest = hashlib.sha256(content).hexdigest()
+            if self._is_right(number, content, digest):
+                return content
+            failure = Damaged(
+                f"{self._path}: bytes {begin} to {end} ({len(content)} came) do not have the manifest's digest; "
+                "nothing was loaded"
+            )
+            if digest in seen:
+                break
+            seen.add(digest)
+        raise failure
+
+    def _is_right(self, number: int, content: bytes, digest: str) -> bool:
+        begin, end = self._spans[number]
+        return len(content) == end - begin and (not self._file.ranges or digest == self._file.ranges[number])
+
+
+def _no_room(path: str, file: StoredFile, folder: Path, wrong: OSError) -> str:
+    is_room = wrong.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    free = f", {shutil.disk_usage(folder).free} bytes are free" if is_room and folder.exists() else ""
+    return f"{path} cannot be written to {folder}: {wrong}; it has {file.num_bytes} bytes{free}; nothing was loaded"

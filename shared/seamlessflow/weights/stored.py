@@ -1,0 +1,107 @@
+"""A file of a folder in the store, as its writer saw it: length, digest, and a digest for each range of its bytes.
+
+    {"bytes": 20000000, "sha256": ..., "range_bytes": 8388608, "ranges": [sha256 of bytes 0..8388608, ...]}
+
+So a reader may have ranges in any order and from several attempts, and knows of each whether it is what was written. Earlier
+releases wrote no ranges: such a file can only be checked as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+RANGE_BYTES = 8 << 20
+"""Bytes of a range. Large enough that a request costs little beside its bytes (S3 advises 8 to 16 MiB; measured in
+docs/adr/0015), small enough that eight of them in memory are little, too, and that little is fetched again after damage."""
+MOST_RANGE_BYTES = 64 << 20
+"""Of a writer that has its own mind: readers hold several in memory."""
+MOST_RANGES = 1 << 20
+"""Of one file (8 TiB in ranges of RANGE_BYTES): readers have a list of them."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a version, as its writer saw it."""
+
+    num_bytes: int
+    sha256: str
+    range_bytes: int = RANGE_BYTES
+    ranges: tuple[str, ...] = ()
+    """sha256 of each range. (): its writer gave none, or the file is empty; it is checked as a whole."""
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each range begins, and where it ends."""
+        return [(begin, min(begin + self.range_bytes, self.num_bytes)) for begin in range(0, self.num_bytes, self.range_bytes)]
+
+    def as_json(self) -> dict[str, object]:
+        """For the manifest."""
+        whole: dict[str, object] = {"sha256": self.sha256, "bytes": self.num_bytes}
+        return {**whole, "range_bytes": self.range_bytes, "ranges": list(self.ranges)} if self.ranges else whole
+
+
+def stored_file(document: Mapping[str, object]) -> StoredFile:
+    """A file of a manifest. Raises ValueError, KeyError or TypeError for one that makes no sense."""
+    num_bytes, sha256 = document["bytes"], document["sha256"]
+    if not isinstance(num_bytes, int) or num_bytes < 0 or not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
+        raise ValueError(f"a file of {num_bytes!r} bytes with the digest {sha256!r}")
+    ranges, range_bytes = document.get("ranges", ()), document.get("range_bytes", RANGE_BYTES)
+    if not isinstance(ranges, list | tuple) or not all(isinstance(each, str) for each in ranges):
+        raise ValueError("digests of ranges that are no texts")
+    if not isinstance(range_bytes, int) or not 0 < range_bytes <= MOST_RANGE_BYTES:
+        raise ValueError(f"ranges of {range_bytes!r} bytes")
+    if -(-num_bytes // range_bytes) > MOST_RANGES:
+        raise ValueError(f"a file of {num_bytes} bytes in ranges of {range_bytes}")
+    if ranges and len(ranges) != -(-num_bytes // range_bytes):
+        raise ValueError(f"{len(ranges)} ranges of {range_bytes} bytes for {num_bytes} bytes")
+    return StoredFile(num_bytes, sha256, range_bytes, tuple(ranges))
+
+
+def plain_name(name: object) -> str:
+    """A file's name in a manifest. Raises ValueError for one that would lead out of the folder."""
+    if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+        raise ValueError(f"a file named {name!r}")
+    return name
+
+
+class RangeDigests:
+    """The digests of a file's ranges, while its bytes pass by."""
+
+    def __init__(self, range_bytes: int = RANGE_BYTES) -> None:
+        self.range_bytes = range_bytes
+        self._done: list[str] = []
+        self._open, self._num_bytes = hashlib.sha256(), 0
+
+    def passing(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """The same chunks. They are hashed in a thread beside whoever takes them: he hashes, too."""
+        with ThreadPoolExecutor(1) as beside:
+            for chunk in chunks:
+                hashed = beside.submit(self.add, chunk)
+                yield chunk
+                hashed.result()
+
+    def add(self, chunk: bytes | memoryview) -> None:
+        """The next bytes."""
+        rest = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
+        while rest:
+            taken = rest[: self.range_bytes - self._num_bytes]
+            self._open.update(taken)
+            self._num_bytes += len(taken)
+            rest = rest[len(taken) :]
+            if self._num_bytes == self.range_bytes:
+                self._close()
+
+    def digests(self) -> tuple[str, ...]:
+        """Of all that passed. At the end, once."""
+        if self._num_bytes:
+            self._close()
+        return tuple(self._done)
+
+    def _close(self) -> None:
+        self._done.append(self._open.hexdigest())
+        self._open, self._num_bytes = hashlib.sha256(), 0
