@@ -1,0 +1,80 @@
+"""What of a run's versions lies in the store: complete or not, in which files. Reads manifests and no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import ConfigError, Unavailable
+from .collection import Collection
+from .folders import MANIFEST, WEIGHTS_FILE
+from .manifests import VersionManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A folder of a version: one attempt to write it."""
+
+    weights_version: int
+    path: str
+    manifest: VersionManifest | None
+    """None: it is not complete, or ``fault`` says why its manifest cannot be used."""
+    fault: str = ""
+    num_bytes: int | None = None
+    """In the store. None: not known."""
+
+    @property
+    def kind(self) -> str:
+        """In a word, for people."""
+        if self.manifest is None:
+            return "unreadable" if self.fault else "incomplete"
+        if self.manifest.adapter is not None:
+            return "adapter"
+        has_full, has_changes = WEIGHTS_FILE in self.manifest.files, self.manifest.base is not None
+        return "full, changes" if has_full and has_changes else "full" if has_full else "changes"
+
+
+def inventory(collection: Collection) -> list[Listed]:
+    """Every folder there is, lowest version first. Raises Unavailable where the store cannot be listed."""
+    there = collection.look()
+    return [_listed(collection, path, version) for version in there for path in there[version]]
+
+
+def _listed(collection: Collection, path: str, version: int) -> Listed:
+    try:
+        manifest = collection.manifest_at(path, version)
+    except Unavailable as wrong:
+        return Listed(version, path, None, str(wrong), collection.store.bytes_below(path))
+    if manifest is None:
+        return Listed(version, path, None, "", collection.store.bytes_below(path))
+    return Listed(version, path, manifest, "", sum(file.num_bytes for file in manifest.files.values()))
+
+
+def choose(listed: list[Listed], published: Mapping[int, str], wanted: int | None, *, head: int | None) -> Listed:
+    """The folder that is version ``wanted``; None: the newest, which is ``head`` where that is known.
+
+    published: paths by version, as far as the journal was asked. Raises ConfigError, naming what there is.
+    """
+    complete = [each for each in listed if each.manifest is not None]
+    if wanted is None:
+        wanted = head if head is not None else max((each.weights_version for each in complete), default=None)
+    if wanted is None:
+        raise ConfigError("no version is complete in the store yet")
+    named = [each for each in listed if each.weights_version == wanted and published.get(wanted, each.path) == each.path]
+    if broken := [each for each in named if each.fault]:
+        raise ConfigError(f"version {wanted}: {broken[0].fault}")
+    found = [each for each in named if each.manifest is not None]
+    if len(found) > 1:  # the version after it knows which of the attempts was published
+        bases = {each.manifest.base_path for each in complete if each.manifest is not None}
+        found = [each for each in found if each.path in bases] or found
+    if len(found) > 1:
+        paths = ", ".join(each.path for each in found)
+        raise ConfigError(
+            f"version {wanted} was written {len(found)} times ({paths}); the server knows which one counts: --nats URL"
+        )
+    if not found:
+        there = ", ".join(str(version) for version in sorted({each.weights_version for each in complete}))
+        raise ConfigError(
+            f"version {wanted} is not in the store (any more, or without its {MANIFEST}); there are: {there or 'none'}"
+        )
+    return found[0]
