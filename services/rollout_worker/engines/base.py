@@ -12,7 +12,7 @@ Always true, for every engine (tests/services/engines):
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -51,6 +51,8 @@ class SamplingParams:
     seed: int | None = None
     is_streamed: bool = False
     """Somebody reads along: report its tokens soon. False: they may wait a little for company."""
+    weights_version: int | None = None
+    """Which version, for an engine that has several (``two_versions``); others have one. None: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,19 @@ class CountsPrefixes(Protocol):
     """An engine that knows its ``PrefixUse``; others share no prefixes, or do not tell."""
 
     @property
-    def prefix_use(self) -> PrefixUse: ...
+    def prefix_use(self) -> PrefixUse | None:
+        """None: it does not know."""
+        ...
+
+
+@runtime_checkable
+class KnowsCache(Protocol):
+    """An engine that keeps contexts for later calls and knows how many tokens of them it has room for."""
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """None: it does not know."""
+        ...
 
 
 class Engine(Protocol):
@@ -118,10 +132,18 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> None: ...
-    async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
-        """Copy tensors in place while paused; names as in the model's safetensors.
+    async def stage_weights(self, file: Path) -> None:
+        """Read a version (safetensors, names as in the model's) while sampling goes on: ``load_weights`` has only to copy.
 
-        Raises EngineError when not paused; BadInput when a name or a shape does not fit: then nothing was copied.
+        Raises BadInput where it cannot be read, or a name, a shape or a dtype does not fit; nothing is lost then.
+        Only the last file staged is kept.
+        """
+        ...
+
+    async def load_weights(self, file: Path, *, weights_version: int) -> None:
+        """Swap a version in while paused, staging it first where that was not done.
+
+        Raises EngineError when not paused; BadInput as ``stage_weights``: then nothing was copied.
         """
         ...
 

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from seamlessflow.errors import BadInput
 from services.rollout_worker.engines import row_attention
 from services.rollout_worker.engines.row_attention import New
 from services.rollout_worker.engines.row_cache import RowCache
+
+PAGE_BYTES = 4096
 
 
 class CausalModel:
@@ -85,22 +89,45 @@ class CausalModel:
         logits_BV: Tensor = output.logits[0]
         return logits_BV
 
-    @torch.no_grad()
-    def overwrite(self, tensors: Mapping[str, object]) -> None:
-        """Copy ``tensors`` over the weights; all are checked first. Raises BadInput when names or shapes do not fit.
-
-        Names are those of the model's safetensors: every weight, tied ones (lm_head) once, or twice if one likes.
+    def read_weights(self, file: Path) -> dict[str, Tensor]:
+        """The tensors of a safetensors file that fit this model: every weight, tied ones (lm_head) once, or twice if one
+        likes. Raises BadInput where the file cannot be read, or a name, a shape or a dtype does not fit.
         """
-        targets: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        try:
+            sources = load_file(file)
+        except (SafetensorError, OSError) as wrong:
+            raise BadInput(f"{file.name} cannot be read as safetensors: {wrong}. Nothing was copied.") from wrong
+        targets = self._targets()
         owned = {name for name, _ in self._model.named_parameters()}
-        unknown, missing = sorted(tensors.keys() - targets.keys()), sorted(owned - tensors.keys())
+        unknown, missing = sorted(sources.keys() - targets.keys()), sorted(owned - sources.keys())
         if unknown or missing:
             raise BadInput(f"Weights do not fit: unknown {unknown[:3]}, missing {missing[:3]}. Nothing was copied.")
-        sources = {name: torch.as_tensor(tensor) for name, tensor in tensors.items()}
         for name, source in sources.items():
-            if source.shape != targets[name].shape:
-                raise BadInput(
-                    f"{name}: expected shape {tuple(targets[name].shape)}, got {tuple(source.shape)}. Nothing was copied."
-                )
+            self._check(name, source, targets[name])
+            _touch(source)
+        return sources
+
+    @torch.no_grad()
+    def overwrite(self, sources: Mapping[str, Tensor]) -> None:
+        """Copy what ``read_weights`` read over the weights."""
+        targets = self._targets()
         for name, source in sources.items():
             targets[name].copy_(source)
+
+    def _targets(self) -> dict[str, Tensor]:
+        return dict(self._model.named_parameters(remove_duplicate=False))
+
+    def _check(self, name: str, source: Tensor, target: Tensor) -> None:
+        if source.shape != target.shape:
+            raise BadInput(f"{name}: expected shape {tuple(target.shape)}, got {tuple(source.shape)}. Nothing was copied.")
+        # transformers keeps some tensors wider than the rest, while a version has one dtype throughout: that is no loss.
+        if source.dtype not in (target.dtype, self.dtype):
+            raise BadInput(
+                f"{name}: expected {target.dtype}, as it is served, got {source.dtype}: rounded again, it would not be what "
+                "the trainer recomputes. Nothing was copied."
+            )
+
+
+def _touch(source: Tensor) -> None:
+    """Have every page of a mapped tensor in this process: else a pause would wait for each (a fifth more than the copy)."""
+    source.reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()

@@ -13,7 +13,7 @@ On a CPU ``transformers_engine`` is faster (docs/adr/0004-engine-loop.md has the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -123,11 +123,16 @@ class ContinuousBatchingEngine(ModelFront):
     async def resume(self) -> None:
         await self._alive().control.resume()
 
-    async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
+    async def stage_weights(self, file: Path) -> None:
+        self._alive()
+        await self._staging.stage(file)
+
+    async def load_weights(self, file: Path, *, weights_version: int) -> None:
         serving, loop = self._alive(), asyncio.get_running_loop()
+        sources = await self._staging.take(file)
 
         def overwrite() -> None:
-            serving.model.overwrite(tensors)
+            serving.model.overwrite(sources)
             # By way of the loop: outputs of the old weights that are still on their way there come first.
             loop.call_soon_threadsafe(partial(setattr, self, "_weights_version", weights_version))
 

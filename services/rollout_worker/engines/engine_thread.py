@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish
 from services.rollout_worker.engines.causal_model import CausalModel
 from services.rollout_worker.engines.decode_batch import DecodeBatch, Sampled, Sequence
@@ -78,7 +80,7 @@ class EngineThread:
     def resume(self) -> None:
         self._paused = False
 
-    def overwrite(self, tensors: Mapping[str, object], weights_version: int) -> None:
+    def overwrite(self, tensors: Mapping[str, Tensor], weights_version: int) -> None:
         if not self._paused:
             raise EngineError(NOT_PAUSED)
         self._model.overwrite(tensors)

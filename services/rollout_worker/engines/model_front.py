@@ -7,9 +7,11 @@ import random
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from services.rollout_worker.engines.causal_model import CausalModel
 from services.rollout_worker.engines.front import EngineFront
+from services.rollout_worker.engines.staging import Staging
 
 
 class ModelFront(EngineFront):
@@ -19,6 +21,8 @@ class ModelFront(EngineFront):
     num_threads: torch's threads, for the whole process; None leaves them as they are.
     seed: of the draws of requests that bring none; None: different in every process.
     """
+
+    _staging: Staging[dict[str, Tensor]]
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class ModelFront(EngineFront):
     async def _load(self, model_dir: Path, **how: str) -> CausalModel:
         """The model, read in a thread; caps the context. ``how``: of ``CausalModel.load``. Raises BadInput as it does."""
         model = await asyncio.to_thread(self._read, model_dir, **how)
+        self._staging = Staging(model.read_weights)
         self._max_context_tokens = min(self._max_context_tokens, model.max_positions)
         return model
 

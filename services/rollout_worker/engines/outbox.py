@@ -11,6 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 
+from seamlessflow.errors import BadInput
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish
 
 
@@ -19,14 +20,14 @@ class Box:
 
     def __init__(self) -> None:
         self._chunks: deque[Chunk] = deque()
-        self._failure: EngineError | None = None
+        self._failure: EngineError | BadInput | None = None
         self._arrived = asyncio.Event()
 
     def put(self, chunk: Chunk) -> None:
         self._chunks.append(chunk)
         self._arrived.set()
 
-    def fail(self, failure: EngineError) -> None:
+    def fail(self, failure: EngineError | BadInput) -> None:
         self._failure = failure
         self._arrived.set()
 

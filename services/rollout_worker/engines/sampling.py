@@ -14,40 +14,58 @@ from torch import Tensor
 
 from services.rollout_worker.engines.base import SamplingParams
 
+NOT_FINITE = "The model returned logits that are not finite; its weights are broken."
+
 
 def draw(logits_BV: Tensor, params_B: Sequence[SamplingParams], uniforms_B: Sequence[float]) -> tuple[list[int], list[float]]:
     """Token ids and logprobs, one per row; ``uniforms_B`` in [0, 1) decides the rows that are not greedy.
 
     Raises FloatingPointError on a row without a finite maximum: broken weights must stop the engine, not sample noise.
     """
-    temperatures = [p.temperature or 1.0 for p in params_B]
-    logits_BV = logits_BV.float()
-    if any(t != 1.0 for t in temperatures):
-        logits_BV = logits_BV / torch.tensor(temperatures).unsqueeze(1)
-    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-    best_B = logprobs_BV.argmax(dim=-1)
-    if not bool(torch.isfinite(logprobs_BV.gather(1, best_B.unsqueeze(1))).all()):
-        raise FloatingPointError("The model returned logits that are not finite; its weights are broken.")
-    sampled = [row for row, p in enumerate(params_B) if p.temperature > 0.0]
-    tokens_B = best_B
-    if sampled:
-        every_row = len(sampled) == len(params_B)
-        rows = torch.tensor(sampled)
-        probs_BV = (logprobs_BV if every_row else logprobs_BV[rows]).exp()
-        probs_BV = _keep_top_p(probs_BV, torch.tensor([params_B[row].top_p for row in sampled]))
-        tokens_B[rows] = _invert_cdf(probs_BV, torch.tensor([uniforms_B[row] for row in sampled]))
-    logprobs_B = logprobs_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+    tokens_B, logprobs_B = pick(logits_BV, params_B, uniforms_B)
+    if not bool(torch.isfinite(logprobs_B).all()):
+        raise FloatingPointError(NOT_FINITE)
     return tokens_B.tolist(), logprobs_B.tolist()
 
 
-def _keep_top_p(probs_BV: Tensor, top_p_B: Tensor) -> Tensor:
+def pick(logits_BV: Tensor, params_B: Sequence[SamplingParams], uniforms_B: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """As ``draw``, on the device of the logits, which nobody waits for: [B] ids and [B] logprobs.
+
+    The logprob of a row without a finite maximum is not finite; which token stands there means nothing.
+    """
+    device = logits_BV.device
+    temperatures = [p.temperature or 1.0 for p in params_B]
+    logits_BV = logits_BV.float()
+    if any(t != 1.0 for t in temperatures):
+        logits_BV = logits_BV / _on(device, temperatures).unsqueeze(1)
+    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+    tokens_B = logprobs_BV.argmax(dim=-1)
+    sampled = [row for row, p in enumerate(params_B) if p.temperature > 0.0]
+    if sampled:
+        every_row = len(sampled) == len(params_B)
+        rows = _on(device, sampled)
+        probs_BV = (logprobs_BV if every_row else logprobs_BV[rows]).exp()
+        probs_BV = _keep_top_p(probs_BV, [params_B[row].top_p for row in sampled])
+        tokens_B[rows] = _invert_cdf(probs_BV, _on(device, [uniforms_B[row] for row in sampled]))
+    return tokens_B, logprobs_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+
+
+def _on(device: torch.device, values: Sequence[float] | Sequence[int]) -> Tensor:
+    """Numbers on the device. From pinned memory: copying to a GPU from elsewhere waits for all it has still to do."""
+    if device.type == "cpu":
+        return torch.tensor(values)
+    return torch.tensor(values, pin_memory=True).to(device, non_blocking=True)
+
+
+def _keep_top_p(probs_BV: Tensor, top_p_B: Sequence[float]) -> Tensor:
     """Zero everything outside the smallest set of tokens whose probability reaches top_p; the best token stays."""
-    nucleus = (top_p_B < 1.0).nonzero().squeeze(1)
-    if not len(nucleus):
+    cut = [row for row, top_p in enumerate(top_p_B) if top_p < 1.0]
+    if not cut:
         return probs_BV
+    nucleus = _on(probs_BV.device, cut)
     sorted_probs, order = probs_BV[nucleus].sort(dim=-1, descending=True)
     before = sorted_probs.cumsum(dim=-1) - sorted_probs
-    kept = sorted_probs.masked_fill(before >= top_p_B[nucleus].unsqueeze(1), 0.0)
+    kept = sorted_probs.masked_fill(before >= _on(probs_BV.device, [top_p_B[row] for row in cut]).unsqueeze(1), 0.0)
     kept[:, 0] = sorted_probs[:, 0]
     probs_BV[nucleus] = torch.zeros_like(sorted_probs).scatter_(1, order, kept)
     return probs_BV

@@ -14,7 +14,8 @@ from pathlib import Path
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
 from services.rollout_worker.engines.draws import Draws
 from services.rollout_worker.engines.front import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
-from services.rollout_worker.engines.toy_policy import ToyPolicy
+from services.rollout_worker.engines.staging import Staging
+from services.rollout_worker.engines.toy_policy import Table, ToyPolicy
 
 Script = Mapping[tuple[int, ...], Sequence[int]]
 """Prompt -> what to answer. A prompt that is a scripted one plus the beginning of its answer gets the rest."""
@@ -46,11 +47,13 @@ class ScriptedEngine(EngineFront):
         self._seconds_per_token = seconds_per_token
         self._policy: ToyPolicy | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._staging: Staging[Table | None]
 
     async def start(self, model_dir: Path, *, weights_version: int) -> None:
         if self._policy is not None:
             raise EngineError(ALREADY_RUNNING)
         self._policy = ToyPolicy(self._vocab_size, self._seed)
+        self._staging = Staging(self._policy.read_table)
         self._weights_version = weights_version
         self._engine_stream = random.Random(self._seed)  # noqa: S311 - sampling, not secrets
         self._slots = asyncio.Semaphore(self._num_slots)
@@ -92,11 +95,18 @@ class ScriptedEngine(EngineFront):
         self._alive()
         self._awake.set()
 
-    async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
-        policy = self._alive()
+    async def stage_weights(self, file: Path) -> None:
+        self._alive()
+        await self._staging.stage(file)
+
+    async def load_weights(self, file: Path, *, weights_version: int) -> None:
+        self._alive()
         if self._awake.is_set():
             raise EngineError(NOT_PAUSED)
-        policy.overwrite(tensors)
+        table = await self._staging.take(file)
+        policy = self._alive()
+        if table is not None:
+            policy.overwrite(table)
         self._weights_version = weights_version
 
     def _alive(self) -> ToyPolicy:

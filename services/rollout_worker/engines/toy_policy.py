@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from seamlessflow.errors import BadInput
+from seamlessflow.weights.tensorfile import map_tensors
 from services.rollout_worker.engines.base import SamplingParams
+
+Table = list[list[float]]
+"""logits[last token][next token]."""
+LOGITS = "logits"
+"""Name of the one tensor that means something to engines without a neural network."""
+_FLOATS = {"F32": np.float32, "F64": np.float64}
+
+
+def read_logits(file: Path) -> NDArray[np.float64] | None:
+    """The tensor ``logits`` of a safetensors file, None where it has none. Raises BadInput unless its numbers are finite
+    and of 32 or 64 bits."""
+    tensor = map_tensors(file).get(LOGITS)
+    if tensor is None:
+        return None
+    if tensor.dtype not in _FLOATS:
+        raise BadInput(f"logits: expected {' or '.join(_FLOATS)}, got {tensor.dtype}. Nothing was copied.")
+    numbers = tensor.words.view(_FLOATS[tensor.dtype]).reshape(tensor.shape).astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise BadInput("logits: expected finite numbers. Nothing was copied.")
+    return numbers
 
 
 class ToyPolicy:
@@ -19,19 +42,21 @@ class ToyPolicy:
         self.vocab_size = vocab_size
         self._logits = [[stream.gauss(0.0, 1.0) for _ in range(vocab_size)] for _ in range(vocab_size)]
 
-    def overwrite(self, tensors: Mapping[str, Any]) -> None:
-        """Take over ``tensors["logits"]`` where there is one; other tensors mean nothing to a table.
+    def read_table(self, file: Path) -> Table | None:
+        """The tensor ``logits`` of a safetensors file; None: it has none, and other tensors mean nothing to a table.
 
         Raises BadInput unless it is a square of finite numbers of this vocabulary's size.
         """
-        if "logits" not in tensors:
-            return
-        given = tensors["logits"]
-        table = [[float(x) for x in row] for row in (given.tolist() if hasattr(given, "tolist") else given)]
-        if len(table) != self.vocab_size or any(len(row) != self.vocab_size for row in table):
+        given = read_logits(file)
+        if given is None:
+            return None
+        if given.shape != (self.vocab_size, self.vocab_size):
             raise BadInput(f"logits: expected {self.vocab_size} x {self.vocab_size} numbers. Nothing was copied.")
-        if not all(math.isfinite(x) for row in table for x in row):
-            raise BadInput("logits: expected finite numbers. Nothing was copied.")
+        table: Table = given.tolist()
+        return table
+
+    def overwrite(self, table: Table) -> None:
+        """Take over what ``read_table`` read."""
         self._logits = table
 
     def logprobs_after(self, last_token: int, temperature: float) -> list[float]:

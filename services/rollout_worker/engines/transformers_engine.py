@@ -12,7 +12,7 @@ EngineError with the reason; ``stop`` then ``start`` brings a new one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -103,9 +103,14 @@ class TransformersEngine(ModelFront):
         thread = self._alive()
         await self._run_in(thread, thread.resume)
 
-    async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
+    async def stage_weights(self, file: Path) -> None:
+        self._alive()
+        await self._staging.stage(file)
+
+    async def load_weights(self, file: Path, *, weights_version: int) -> None:
         thread = self._alive()
-        await self._run_in(thread, partial(thread.overwrite, tensors, weights_version))
+        sources = await self._staging.take(file)
+        await self._run_in(thread, partial(thread.overwrite, sources, weights_version))
 
     async def sleep(self) -> None:
         """Pause and free the cache; the weights stay in memory. Running requests are prefilled again after ``wake``."""

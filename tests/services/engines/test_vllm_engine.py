@@ -1,0 +1,272 @@
+"""What only the vLLM engine can get wrong: its draws, its prefix cache, its asynchronous outputs, its processes.
+
+The engine starts three times: once with a tiny model, and twice with SmolLM2, once here and once in a process that is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("vllm", reason="vLLM is not installed here; ./task test:vllm runs these tests")
+
+import psutil
+from safetensors.torch import load_file, save_file
+
+from seamlessflow.errors import BadInput
+from seamlessflow.models.resolve import resolve_model
+from seamlessflow.settings import Settings
+from services.rollout_worker.engines.base import EngineError, Finish, KnowsCache
+from services.rollout_worker.engines.transformers_engine import TransformersEngine
+from services.rollout_worker.engines.vllm import VllmEngine
+from tests.services.engines.conftest import (
+    CONTEXT,
+    FIRST_VERSION,
+    PROMPT,
+    SLOTS,
+    broken_weights,
+    joined,
+    params,
+    sample,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+TOLERANCE = 1e-4
+"""Between two engines; the promises' suite compares each with a full forward, more strictly."""
+BLOCK_TOKENS = 32
+"""What prefixes are shared by."""
+SMOLLM2_PROMPTS = [[1, 504, 3575, 282, 4649, 314], [1, 28, 339, 5248, 2], [1, 4093, 198, 1780, 314, 216, 34, 1232, 216, 35, 47]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tied_llamas: list[Path]) -> AsyncIterator[VllmEngine]:
+    made = VllmEngine(
+        dtype="float32", num_slots=SLOTS, max_context_tokens=CONTEXT, num_threads=1, options={"block_size": BLOCK_TOKENS}
+    )
+    await made.start(tied_llamas[0], weights_version=FIRST_VERSION)
+    yield made
+    await made.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def ours(tied_llamas: list[Path]) -> AsyncIterator[list[TransformersEngine]]:
+    """Our own loop over the first weights and over the other ones."""
+    engines = [TransformersEngine(dtype="float32", num_slots=SLOTS, max_context_tokens=CONTEXT) for _ in tied_llamas]
+    for each, folder in zip(engines, tied_llamas, strict=True):
+        await each.start(folder, weights_version=FIRST_VERSION)
+    yield engines
+    for each in engines:
+        await each.stop()
+
+
+async def update(engine: VllmEngine, folder: Path) -> int:
+    """Load a folder's weights as the next version."""
+    version = engine.weights_version + 1
+    await engine.pause()
+    await engine.load_weights(folder / "model.safetensors", weights_version=version)
+    await engine.resume()
+    return version
+
+
+async def test_how_much_its_cache_holds_is_known(engine):
+    assert isinstance(engine, KnowsCache)
+    assert engine.cache_tokens is not None
+    assert engine.cache_tokens >= SLOTS * CONTEXT
+    assert engine.cache_tokens % BLOCK_TOKENS == 0
+
+
+async def test_it_draws_what_our_own_loop_draws(engine: VllmEngine, ours: list[TransformersEngine]) -> None:
+    """Same weights, same seeds, same draws and logprobs: a generation may move from one kind of worker to the other."""
+    for settings in ({"seed": 1}, {"seed": 2**90, "temperature": 0.7}, {"seed": 3, "top_p": 0.6}, {"temperature": 0.0}):
+        theirs, own = [await sample(each, max_tokens=60, **settings) for each in (engine, ours[0])]
+        assert theirs.ids == own.ids
+        assert theirs.logprobs == pytest.approx(own.logprobs, abs=TOLERANCE)
+
+
+async def test_prefixes_are_shared_within_a_version_and_by_nobody_after_an_update(
+    engine: VllmEngine, ours: list[TransformersEngine], tied_llamas: list[Path]
+) -> None:
+    """The counts say what was reused, the logprobs whose it was; a version that comes back does not find its old ones."""
+    prompt = [(11 * i) % 90 for i in range(3 * BLOCK_TOKENS + 1)]
+    cached = [0]
+    answers = []
+    for weights in (0, 0, 1, 1, 0):
+        if len(answers) in (2, 4):
+            await update(engine, tied_llamas[weights])
+        answers.append((await sample(engine, prompt, max_tokens=8), await sample(ours[weights], prompt, max_tokens=8)))
+        cached.append(engine.prefix_use.cached_tokens)
+
+    assert [after - before for before, after in pairwise(cached)] == [
+        0, 3 * BLOCK_TOKENS, 0, 3 * BLOCK_TOKENS, 0,
+    ]  # fmt: skip
+    for theirs, own in answers:
+        assert (theirs.ids, theirs.logprobs) == (own.ids, pytest.approx(own.logprobs, abs=TOLERANCE))
+
+
+async def test_who_came_before_an_update_and_has_no_token_yet_belongs_to_the_new_weights(
+    engine: VllmEngine, ours: list[TransformersEngine], tied_llamas: list[Path]
+) -> None:
+    """It is in vLLM already, under the old weights' prefixes, and would find them there."""
+    prompt = [(7 * i) % 90 for i in range(3 * BLOCK_TOKENS + 1)]
+    await update(engine, tied_llamas[0])
+    await sample(engine, prompt)
+    asked = [asyncio.create_task(sample(engine, prompt, f"r{i}", seed=i, max_tokens=8)) for i in range(SLOTS + 2)]
+    await asyncio.sleep(0)
+    await engine.pause()
+    seen = sum(request.num_seen > 0 for request in engine._requests._running.values())
+    await engine.load_weights(tied_llamas[1] / "model.safetensors", weights_version=(version := engine.weights_version + 1))
+    await engine.resume()
+    answers = await asyncio.gather(*asked)
+
+    untouched = [(i, each) for i, each in enumerate(answers) if set(each.versions) == {version}]
+    assert len(untouched) == len(asked) - seen > 0
+    for seed, answer in untouched:
+        own = await sample(ours[1], prompt, seed=seed, max_tokens=8)
+        assert (answer.ids, answer.logprobs) == (own.ids, pytest.approx(own.logprobs, abs=TOLERANCE))
+
+
+async def test_a_load_that_is_not_waited_for_is_over_before_anything_is_sampled_again(
+    engine: VllmEngine, ours: list[TransformersEngine], tied_llamas: list[Path]
+) -> None:
+    """A deadline stops the waiting, not vLLM: resuming at once would stamp the old version on the new weights' tokens."""
+    await update(engine, tied_llamas[0])
+    file, version = tied_llamas[1] / "model.safetensors", engine.weights_version + 1
+    await engine.stage_weights(file)
+    await engine.pause()
+    loading = asyncio.create_task(engine.load_weights(file, weights_version=version))
+    await asyncio.sleep(0)
+    loading.cancel()
+    await engine.resume()
+    answer, own = await sample(engine), await sample(ours[1])
+
+    assert loading.cancelled() or loading.done()
+    assert set(answer.versions) == {version}
+    assert (answer.ids, answer.logprobs) == (own.ids, pytest.approx(own.logprobs, abs=TOLERANCE))
+
+
+async def test_nothing_is_left_of_requests_that_ended_in_any_way(engine: VllmEngine) -> None:
+    """Finished, interrupted, closed while running and before vLLM had it: its books and ours are empty again."""
+    await sample(engine)
+    interrupted = engine.generate("interrupted", PROMPT, params(max_tokens=100))
+    await anext(interrupted)
+    await engine.interrupt("interrupted")
+    assert joined([chunk async for chunk in interrupted]).finish == Finish.INTERRUPTED
+    for early in (False, True):
+        closed = engine.generate("closed", PROMPT, params(max_tokens=100))
+        reading = asyncio.ensure_future(anext(closed))
+        await (asyncio.sleep(0) if early else reading)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await closed.aclose()  # type: ignore[attr-defined]
+    await sample(engine)
+    await asyncio.gather(*engine._forgetting, *engine._submitting)
+
+    llm = engine._alive()._llm
+    assert (engine._requests._open, engine._requests._running, llm.output_processor.request_states) == ({}, {}, {})
+    assert llm.get_num_unfinished_requests() == 0
+
+
+async def test_logits_that_are_no_numbers_end_it_for_everybody(
+    engine: VllmEngine, tied_llamas: list[Path], tmp_path: Path
+) -> None:
+    """vLLM itself would sample on; whoever waits is told why, and every later call is."""
+    await engine.pause()
+    waiting = [asyncio.create_task(sample(engine, request_id=f"r{i}")) for i in range(2 * SLOTS)]
+    await asyncio.sleep(0)
+    await engine.load_weights(broken_weights(tied_llamas, tmp_path), weights_version=99)
+    await engine.resume()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+
+    assert [type(outcome) for outcome in outcomes] == [EngineError] * 2 * SLOTS
+    for call in (sample(engine), engine.pause(), engine.resume(), engine.load_weights(Path("any"), weights_version=100)):
+        with pytest.raises(EngineError, match="not finite"):
+            await call
+
+
+async def test_what_cannot_be_served_is_refused_before_a_process_starts(tied_llamas: list[Path], tmp_path: Path) -> None:
+    """A folder without weights or config, an option unknown or ours, an architecture vLLM does not have."""
+    config = json.loads((tied_llamas[0] / "config.json").read_text())
+    for name, document in (("no-weights", config), ("strange", {**config, "architectures": ["StrangeForCausalLM"]})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(document))
+    save_file(load_file(tied_llamas[0] / "model.safetensors"), tmp_path / "strange" / "model.safetensors")
+    num_children = len(psutil.Process().children())
+    for folder, options, reason in (
+        (tmp_path / "nothing", {}, r"config\.json"),
+        (tmp_path / "no-weights", {}, "no weights"),
+        (tmp_path / "strange", {}, "StrangeForCausalLM"),
+        (tied_llamas[0], {"tensor_parallel": 2}, "tensor_parallel_size"),
+        (tied_llamas[0], {"max_num_seqs": 2}, r"fleet\.slots"),
+        (tied_llamas[0], {"block_size": "many"}, "vLLM cannot serve"),
+    ):
+        refused = VllmEngine(dtype="float32", num_slots=SLOTS, max_context_tokens=CONTEXT, options=options)
+        with pytest.raises(BadInput, match=reason):
+            await refused.start(folder, weights_version=1)
+        with pytest.raises(EngineError, match="not running"):
+            await refused.pause()
+    assert len(psutil.Process().children()) == num_children
+
+
+async def test_an_updated_engine_is_a_freshly_loaded_one_and_none_outlives_whom_it_serves(tmp_path: Path) -> None:
+    """SmolLM2 in bfloat16, loaded over other weights, greedy: tokens and logprobs as in a process that began with it.
+
+    That process is killed, and leaves nobody; and a worker process of vLLM's that is killed here is noticed.
+    """
+    folder = resolve_model("smollm2-135m-instruct", Settings().model_cache)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.services.engines.fresh_vllm", str(folder), json.dumps(SMOLLM2_PROMPTS)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    fresh = json.loads(await asyncio.to_thread(_answer_line, process))
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert len(family) >= 2 and not alive
+    process.wait()
+
+    other = tmp_path / "other"
+    other.mkdir()
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: (tensor * 0.9).to(tensor.dtype) for name, tensor in weights.items()}, other / "model.safetensors")
+    (other / "config.json").write_bytes((folder / "config.json").read_bytes())
+    updated = VllmEngine(dtype="bfloat16", num_slots=4, max_context_tokens=512, num_threads=2)
+    await updated.start(other, weights_version=1)
+    before = await _greedy(updated)
+    await update(updated, folder)
+    after = await _greedy(updated)
+
+    assert [ids for ids, _ in after] == [ids for ids, _ in fresh] != [ids for ids, _ in before]
+    for (_, ours), (_, theirs) in zip(after, fresh, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+
+    running = asyncio.create_task(sample(updated, PROMPT, max_tokens=400))
+    await asyncio.sleep(0.2)
+    next(child for child in psutil.Process().children(recursive=True) if "Worker" in " ".join(child.cmdline())).kill()
+    with pytest.raises(EngineError, match="died"):
+        await asyncio.wait_for(running, 60)
+    with pytest.raises(EngineError, match="died"):
+        await asyncio.wait_for(updated.pause(), 60)
+    await updated.stop()
+
+
+def _answer_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("["):
+            return line
+    raise AssertionError(f"the fresh engine ended with {process.wait()}")
+
+
+async def _greedy(engine: VllmEngine) -> list[tuple[list[int], list[float]]]:
+    answers = [await sample(engine, prompt, max_tokens=16, temperature=0.0) for prompt in SMOLLM2_PROMPTS]
+    return [(answer.ids, answer.logprobs) for answer in answers]
