@@ -1,7 +1,8 @@
 """agent-runner: runs agents, each in a process group of its own, and gives them an LLM endpoint. Agents that run elsewhere
 come to it for episodes; with ``--gateway-only`` it serves only those.
 
-Hears      EpisodeOpened (queue per environment tag), CallAnswered (hint, else direct get), its lease.
+Hears      EpisodeOpened (queue per environment tag), CallAnswered (hint, else direct get), its lease; with ``weights.pinned``
+           the last WeightsLoaded, which says what version an episode keeps.
 Says       EpisodeStarted, CallRequested, EpisodeEnded; TaskSubmitted for an agent elsewhere that brings its own prompt.
 Remembers  nothing that matters: agents die with it, and whoever is given such an episode next says RUNNER_LOST.
 Promises   an agent never learns of pauses: its call is held alive until the answer is there or its episode is over;

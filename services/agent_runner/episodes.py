@@ -26,6 +26,7 @@ from seamlessflow.runtime import Speaker
 from .agents import Verdict, task_of
 from .gateway.sessions import Session, Sessions
 from .launch import NotStarted
+from .pinning import Pin, Pinning
 from .rewards import Judge, VerifierFailed
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Attempt:
     judge: Judge
     model: str
     """Name shown to the agent."""
+    pinning: Pinning | None = None
+    """None: its run's episodes keep no weights version."""
 
 
 class Episode(ABC):
@@ -98,7 +101,8 @@ class Episode(ABC):
         if said is None:
             await self._say(ended(opened, LOST))
             return True
-        session = self._around.sessions.open(opened, self._attempt.model)
+        pinning = self._attempt.pinning
+        session = self._around.sessions.open(opened, self._attempt.model, None if pinning is None else Pin(pinning))
         try:
             verdict, reward = await self._judged(session)
         finally:

@@ -27,6 +27,7 @@ from .credits import external_credits, shared_credits
 from .episodes import Surroundings
 from .launch import NotStarted
 from .outlet import Outlet
+from .pinning import Pinning
 from .rewards import Judge
 from .running import InDoubt, Running
 
@@ -64,7 +65,9 @@ class Membership:
             )
             for agent in config.agents
         }
-        self._running = Running(around, config, self._judges)
+        slots = config.version_slots
+        pinning = Pinning(context.speaker, run, slots, self._say_versions) if slots else None
+        self._running = Running(around, config, self._judges, pinning)
 
     async def hold(self, envs: Iterable[str]) -> None:
         """Pull for exactly these environment tags from now on; agents of the others run to their end."""
@@ -110,6 +113,9 @@ class Membership:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    def _say_versions(self, versions: tuple[int, ...]) -> None:
+        self._context.presence.update(run=self.run if versions else None, versions=versions)
 
     def _keep(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -16,6 +16,7 @@ from .episodes import LOST, Attempt, Episode, Surroundings, ended
 from .external import ExternalEpisode
 from .hosted import HostedEpisode
 from .outlet import Outlet
+from .pinning import Pinning
 from .rewards import Judge
 
 DOUBT_SECONDS = 2.5 * PROGRESS_SECONDS
@@ -32,8 +33,10 @@ class InDoubt(Exception):
 class Running:
     """Starts episodes and waits for their ends."""
 
-    def __init__(self, around: Surroundings, config: RunConfig, judges: Mapping[str, Judge]) -> None:
-        self._around, self._config, self._judges = around, config, judges
+    def __init__(
+        self, around: Surroundings, config: RunConfig, judges: Mapping[str, Judge], pinning: Pinning | None = None
+    ) -> None:
+        self._around, self._config, self._judges, self._pinning = around, config, judges, pinning
         self._running: dict[str, tuple[asyncio.Task[bool], Episode]] = {}
         self._tried: set[str] = set()
         """Episodes that we began, or may have: the journal went away meanwhile."""
@@ -61,7 +64,7 @@ class Running:
                 verdict = Verdict(EpisodeStatus.NOT_STARTED, f"the run has no agent for environment tag {opened.env!r}")
                 await self._around.speaker.say(ended(opened, verdict))
                 return True
-            attempt = Attempt(opened, agent, self._judges[opened.env], self._config.model.name)
+            attempt = Attempt(opened, agent, self._judges[opened.env], self._config.model.name, self._pinning)
             if agent.external and outlet is not None and await self._is_over(opened):
                 outlet.found_lost()
                 return True

@@ -116,6 +116,8 @@ class CallDesk:
         assert call.progress is not None
         waiter = self._answers.expect(event, call.progress)
         try:
+            if session.pin is not None:
+                event = await session.pin.on(event)
             asked_at = await self._say(event)
             call.was_said = True
             # Only now: a concurrent call that left them out could otherwise come before this one in the journal.

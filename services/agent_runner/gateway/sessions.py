@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from seamlessflow.contracts import EpisodeOpened
 
 from ..own_time import OwnTime
+from ..pinning import Pin
 from .call import Call
 from .digests import Digests
 from .errors import ApiError, episode_over
@@ -36,6 +37,8 @@ class Session:
     is_over: bool = False
     sampled_tokens: int = 0
     """Of all answers so far."""
+    pin: Pin | None = None
+    """The weights version that it keeps; None: its run's episodes keep none."""
 
     def close(self) -> tuple[str, ...]:
         """No more calls; those still open are given up. Returns the calls whose answer never reached the agent."""
@@ -43,6 +46,8 @@ class Session:
         undelivered = tuple(call.id for call in self.calls if not call.was_delivered)
         for call in self.calls:
             call.give_up()
+        if self.pin is not None:
+            self.pin.release()
         return undelivered
 
     def call_to_join(self, body_digest: bytes, num_retries: int) -> Call | None:
@@ -74,9 +79,9 @@ class Sessions:
         self._ended: dict[str, str] = {}
         """Episodes by key."""
 
-    def open(self, opened: EpisodeOpened, model: str) -> Session:
+    def open(self, opened: EpisodeOpened, model: str, pin: Pin | None = None) -> Session:
         """A session with a fresh random key."""
-        session = Session(f"sf-{secrets.token_urlsafe(32)}", opened, model)
+        session = Session(f"sf-{secrets.token_urlsafe(32)}", opened, model, pin=pin)
         self._live[session.key] = session
         self._keys[opened.episode] = session.key
         return session
