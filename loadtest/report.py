@@ -1,6 +1,6 @@
 """What every benchmark ends in: a table to read, and a JSON file for tools, of one shape.
 
-    {"figures": {KEY: {"value", "unit", "goal", "met", "better", "reference", "reference_value", "runs"}},
+    {"figures": {KEY: {"value", "unit", "goal", "met", "better", "reference", "reference_value", "runs", "how"?, "off_by"?}},
      "machine": {...}, "versions": {PACKAGE: VERSION}}
 
 ``value`` is the median of ``runs``; ``met``: whether it reaches its goal, null where nobody named one. Each run is measured
@@ -43,6 +43,10 @@ class Figure:
     """What was measured as a reference, in words."""
     reference_runs: Sequence[float]
     goal: float | None = None
+    how: str = ""
+    """How it came about, where a benchmark has figures of several kinds: timed, simulated."""
+    off_by: float | None = None
+    """Of a simulated one: how far the simulator was off where the same was timed, as a share. None: not known."""
 
     @property
     def value(self) -> float:
@@ -64,7 +68,12 @@ class Figure:
             return None
         return self.value <= self.goal if self.better == "lower" else self.value >= self.goal
 
+    @property
+    def how_words(self) -> str:
+        return self.how if self.off_by is None else f"{self.how}, off by {self.off_by:.1%}"
+
     def as_json(self) -> dict[str, object]:
+        kind = {"how": self.how, "off_by": self.off_by} if self.how else {}
         return {
             "value": self.value,
             "unit": self.unit,
@@ -74,6 +83,7 @@ class Figure:
             "reference": self.reference,
             "reference_value": self.reference_value,
             "runs": list(self.runs),
+            **kind,
         }
 
 
@@ -109,12 +119,15 @@ def publish(name: str, figures: Mapping[str, Figure], folder: Path) -> Path:
 
 def _table(name: str, figures: Mapping[str, Figure]) -> Table:
     table = Table(title=name)
-    for heading in ("figure", "value", "reference", "ratio", "goal", "verdict"):
-        table.add_column(heading, justify="left" if heading == "figure" else "right", no_wrap=heading in ("figure", "verdict"))
+    has_kinds = any(figure.how for figure in figures.values())
+    for heading in ("figure", *(["how"] if has_kinds else []), "value", "reference", "ratio", "goal", "verdict"):
+        is_left = heading in ("figure", "how")
+        table.add_column(heading, justify="left" if is_left else "right", no_wrap=heading in ("figure", "verdict"))
     for key, figure in figures.items():
         verdict = {None: "", True: "met", False: "goal missed"}[figure.met]
         value, ratio = f"{figure.value:,.4g} {figure.unit}", f"{figure.ratio:.2f}"
-        table.add_row(key, value, f"{figure.reference_value:,.4g} ({figure.reference})", ratio, _goal(figure), verdict)
+        kind = [figure.how_words] if has_kinds else []
+        table.add_row(key, *kind, value, f"{figure.reference_value:,.4g} ({figure.reference})", ratio, _goal(figure), verdict)
     return table
 
 

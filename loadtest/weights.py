@@ -1,8 +1,10 @@
-"""How many bytes one optimiser step changes in bfloat16 weights, and how fast deltas are made and applied.
+"""How many bytes one optimiser step changes in bfloat16 weights, how fast deltas are made and applied, and what updates cost.
 
 Real steps of the trainer's learner (float32 weights, AdamW) on groups of random tokens, half of each group with a positive
 advantage: who changes which weight is decided by a real gradient, not by real tasks. The first step of an optimiser moves
 every weight by the whole learning rate, which later ones do not, so it is taken and not counted. Each rate begins anew.
+
+What updates cost those who sample is measured with real workers behind a real server: ``loadtest.weights_updates``.
 
 Speeds are full-size weights over time, in 10^6 bytes per second, on all cores, at the larger learning rate unless the key says
 another; ``fetch`` is a worker's whole way from a store in a local folder to a checked file.
@@ -11,6 +13,7 @@ another; ``fetch`` is a worker's whole way from a store in a local folder to a c
 from __future__ import annotations
 
 import argparse
+import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +29,9 @@ import torch
 
 from loadtest.packing import batch_of_random_tokens, learner_of
 from loadtest.report import Figure, arguments, publish
+from loadtest.weights_adapters import adapter_figures
+from loadtest.weights_downloads import download_figures
+from loadtest.weights_updates import figures_of, measure
 from seamlessflow.blobs import Store
 from seamlessflow.models import make_tiny, resolve_model
 from seamlessflow.settings import Settings
@@ -74,16 +80,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or folder, as in a run file")
     parser.add_argument("--steps", type=int, default=4, help="at each rate; the first does not count")
     parser.add_argument("--groups", type=int, default=4, help="of 4 answers in a step")
-    parser.add_argument("--runs", type=int, default=5, help="of each speed; the median counts")
+    parser.add_argument("--runs", type=int, default=5, help="of each speed, and of each kind of update; the median counts")
+    parser.add_argument("--engine", default="transformers", help="of the workers that are updated, as in a run file")
+    parser.add_argument("--streams", type=int, default=8, help="generations that an update is to leave alone")
+    parser.add_argument("--only-updates", action="store_true", help="no deltas; writes weights_updates.json instead")
     options = parser.parse_args(argv)
     if options.quick:
-        options.steps, options.groups, options.runs = 2, 1, 1
+        options.steps, options.groups, options.runs, options.streams = 2, 1, 1, 2
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = make_tiny(folder / "model", 0, warm_start_steps=1) if options.quick else None
         model = model or resolve_model(options.model, Settings().model_cache)
-        rates = {name: _measure(model, rate, folder / name, options) for name, rate in RATES.items()}
-    publish("weights", _figures(rates), options.results)
+        chosen = {} if options.only_updates else RATES
+        rates = {name: _measure(model, rate, folder / name, options) for name, rate in chosen.items()}
+        measuring = measure(model, folder, engine=options.engine, num_updates=options.runs, streams=options.streams)
+        figures = _figures(rates) | figures_of(asyncio.run(measuring), options.engine)
+        if not options.only_updates:
+            figures |= download_figures(folder, options.runs, is_quick=options.quick)
+            figures |= adapter_figures(model, folder, options.runs)
+    publish("weights_updates" if options.only_updates else "weights", figures, options.results)
 
 
 def _figures(rates: Mapping[str, Rate]) -> dict[str, Figure]:

@@ -114,10 +114,12 @@ CONTROL_SECONDS = 0.05
 cores (facts.md); chosen: 50 ms, for a scheduler that decides within that time at 1,000 nodes."""
 
 SLOTS = 256
-"""Sequences side by side that an engine has room for: vLLM's default ``max_num_seqs``. A run's ``fleet.slots`` are fewer
-where fewer contexts fit into the cache (``workloads.most_side_by_side``: 123 of agents on H800): of 256 that an owner takes
-many wait in its engine, while what it keeps for their next turns is given up (simulated, 8 nodes, 1:2.5: 0.71 of the bound
-with 256, 0.90 with 123)."""
+"""Sequences side by side that an engine has room for, and ``fleet.slots`` of a run: vLLM's default ``max_num_seqs``. Where
+fewer contexts fit into its cache a worker takes fewer episodes by itself (``services.rollout_worker.contexts``)."""
+
+LONGEST_CONTEXT = 40_960
+"""Of the model as served. Published: 40 K (SkyRL-Agent, arXiv 2511.16108). Only a worker that has seen no episode end makes use
+of it: it takes few of them then."""
 
 BUCKETS_PER_NODE = 8
 """Affinity buckets, as far as a run document allows (64). Chosen: with two a node, six of eight nodes that roll out own two or
@@ -156,11 +158,10 @@ TURNS_MEDIAN, TURNS_SIGMA, TURNS_MOST = 15, 0.6, 50
 TURN_MEDIAN, TURN_SIGMA, TURN_LONGEST = 250, 0.9, 4_096
 """Sampled in one turn: a thought and a tool call. Chosen, so that contexts end at 15 to 40 K (SkyRL-Agent: 40 K context)."""
 
-AGENTS_PER_NODE = 120
-"""Episodes of agents side by side for each node that rolls out (as many as the share of rollout in all work makes), those
-whose tool works included: ``fleet.agents`` of the runners. Chosen: with 85 engines have less to do, with 170 contexts (10 K
-tokens on average, 1.9 M of room) no longer fit into the caches, and later turns prefill everything again; both cost a third
-of the throughput of a fixed split (simulated)."""
+AGENTS_PER_NODE = 200
+"""Episodes of agents side by side for each node that rolls out (as many as the share of rollout in all work makes):
+``fleet.agents`` of the runners. Chosen: more than contexts fit into caches (10 K tokens on average, 1.9 M of room), so that a
+worker that has room always finds one that waits."""
 
 OBSERVATION_MEDIAN, OBSERVATION_SIGMA, OBSERVATION_LONGEST = 300, 1.0, 4_096
 """Tokens of a tool's answer. Chosen, as above."""

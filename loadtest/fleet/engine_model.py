@@ -141,6 +141,11 @@ class Engine:
         return max(0, self.slots - len(self._requests))
 
     @property
+    def num_steps(self) -> int:
+        """Decode steps done."""
+        return self._steps
+
+    @property
     def reserved(self) -> int:
         """Tokens of the cache that the batch has reserved."""
         return self._reserved

@@ -1,25 +1,26 @@
-"""What a grid of played cells came to: a line for each, tables, figures for tools, and a file with every cell."""
+"""What a grid of cells came to: a line for each, tables, figures for tools, and a file with every cell.
+
+Each cell, and so each figure, is timed (real services on timed devices) or simulated. Where a key can be had both ways it is
+that of the grid, which is simulated, beside it how far the simulator was off where cells of the same run were timed;
+``KEY_timed`` is then that of those cells alone. What was lost or repeated is a matter of real services: it counts every cell,
+and is timed where one was.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
-
-from rich.console import Console
 
 from loadtest.report import Figure
 
-from .timed_cell import Cell
-from .timed_figures import Figures
+from .multiplex_results import SIMULATED, TIMED, Result, error_of
 from .timed_modes import AUTO, OURS, SPLIT, SYNC
 
 AT_START = f"{SPLIT} with the split that was best at the start"
 """The opponent where the workload shifts: it does not know what comes."""
 
-
+ERROR_GOAL = 0.05
 SUFFIXES = ((False, ""), (True, "_agentic"))
 NEEDED = (("", "single"), ("_agentic", "agentic"))
 PROMISED = {
@@ -34,69 +35,48 @@ PROMISED = {
 """Figures, and the least that must be played for each."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """A cell that was played. ``predicted``: by the simulator, its throughput; None: not asked for."""
-
-    way: str
-    cell: Cell
-    figures: Figures
-    harness_share: float
-    """CPU time of all processes but the server, over the wall time of all cores."""
-    worst_lag_seconds: float
-    """99th percentile of how late an event loop was, of the process where it was worst; modelled seconds."""
-    failures: Sequence[str]
-    predicted: float | None = None
-    churned: bool = False
-
-    @property
-    def throughput(self) -> float:
-        """Of a workload that shifts that of the whole run, of one that does not that of the steady state."""
-        return self.figures.all_throughput if self.cell.shifts else self.figures.throughput
+def figures_of(results: Sequence[Result], *, strict: bool) -> dict[str, Figure]:
+    """All figures, each with how it came about (see the module's docstring)."""
+    timed = [each for each in results if not each.is_virtual]
+    virtual = [each for each in results if each.is_virtual]
+    figures = _said_how(figures_of_grid(timed, strict=strict), results, TIMED)
+    for key, figure in _said_how(figures_of_grid(virtual, strict=strict), results, SIMULATED).items():
+        if (played := figures.pop(key, None)) is not None and key.startswith("lost_or_repeated"):
+            figures[key] = _added(played, figure)
+            continue
+        figures[key] = figure
+        if played is not None:
+            figures[f"{key}_timed"] = played
+    for agentic, suffix in SUFFIXES:
+        if (off_by := error_of(results, agentic=agentic)) is not None:
+            figures[f"simulator_error{suffix}"] = _error(results, off_by, agentic=agentic)
+    return figures
 
 
-def words_of(result: Result) -> str:
-    figures = result.figures
-    words = [
-        f"{result.throughput:,.0f} tokens/s, {figures.over_bound:.3f} of the bound",
-        f"busy {figures.busy:.1%} (least {figures.least_busy:.1%})",
-        f"hand-over {figures.handover:.2%}",
-        f"step {figures.step_seconds:,.0f} s",
-        f"moved {figures.moved}, fed again {figures.reprefilled:.3f} a token",
-        f"staleness {figures.staleness_mean:.2f} (most {figures.staleness_max}), masked {figures.masked:.2%}",
-        f"lost or repeated {figures.lost_or_repeated}",
-        f"harness {result.harness_share:.0%} CPU, lag {result.worst_lag_seconds:.1f} s",
-    ]
-    if result.predicted is not None:
-        words.append(f"simulated {result.predicted:,.0f} ({result.throughput / result.predicted - 1:+.1%})")
-    return "; ".join([*words, *result.failures])
+def _said_how(figures: Mapping[str, Figure], results: Sequence[Result], how: str) -> dict[str, Figure]:
+    """With what they are; simulated ones with how far the simulator was off."""
+
+    def off_by(key: str) -> float | None:
+        return error_of(results, agentic=key.endswith("_agentic")) if how == SIMULATED else None
+
+    return {key: replace(figure, how=how, off_by=off_by(key)) for key, figure in figures.items()}
 
 
-def print_summary(console: Console, results: Sequence[Result], wrong: Sequence[str]) -> None:
-    console.print("\nEvery cell: tokens a second (share of the bound), by ratio of training to rollout work")
-    calm = [each for each in results if not each.churned] or list(results)
-    for agentic, shifts in sorted({(each.cell.agentic, each.cell.shifts) for each in calm}):
-        console.print(f"\n{'agentic' if agentic else 'single turn'}, {'shifting' if shifts else 'stationary'}")
-        mine = [each for each in calm if (each.cell.agentic, each.cell.shifts) == (agentic, shifts)]
-        ratios = sorted({each.cell.ratio for each in mine}, reverse=True)
-        console.print(f"{'':20}" + "".join(f"{'1:' + format(1 / ratio, '.3g'):>18}" for ratio in ratios))
-        for way in dict.fromkeys(each.way for each in mine):
-            by_ratio = {each.cell.ratio: each for each in mine if each.way == way}
-            cells = (_short(by_ratio.get(ratio)) for ratio in ratios)
-            console.print(f"{way:16}" + "".join(f"{each:>18}" for each in cells))
-    for each in results:
-        if each.churned:
-            console.print(f"\nwith nodes that die and join: {each.way}: {words_of(each)}")
-    for failure in wrong:
-        console.print(f"FAILED {failure}")
+def _added(timed: Figure, virtual: Figure) -> Figure:
+    """Tokens that were lost in either."""
+    words = f"{timed.reference}; {virtual.reference_value:.0f} more simulated"
+    return replace(timed, runs=[timed.value + virtual.value], reference=words)
 
 
-def _short(result: Result | None) -> str:
-    return "-" if result is None else f"{result.throughput:,.0f} ({result.figures.over_bound:.3f})"
+def _error(results: Sequence[Result], off_by: float, *, agentic: bool) -> Figure:
+    cells = [each for each in results if each.off_by is not None and each.cell.agentic is agentic]
+    each = ", ".join(f"{cell.way} {cell.off_by:.1%}" for cell in cells)
+    words = f"tokens a second simulated over timed, the worst of {len(cells)}: {each}"
+    return Figure("", "lower", [max(1e-6, off_by)], words, [1.0], ERROR_GOAL, TIMED)
 
 
 def figures_of_grid(results: Sequence[Result], *, strict: bool) -> dict[str, Figure]:
-    """All figures that the cells which were played allow. strict: only those with their comparison.
+    """All figures that cells of one kind allow. strict: only those with their comparison.
 
     Cells with churn count for what was lost, and for nothing else as long as there are others.
     """
@@ -178,15 +158,3 @@ def _shares(still: Sequence[Result], suffix: str) -> dict[str, Figure]:
             "", "higher", [min(bound)], f"{way}; bound of the cost model; mean of {count}", [fmean(bound)], 0.95
         ),
     }
-
-
-def keep(results: Iterable[Result], folder: Path) -> Path:
-    """Every cell, for whoever wants to look at more than the summary; returns where."""
-    rows = []
-    for each in results:
-        figures = {name: value for name, value in vars(each.figures).items() if name != "lanes"}
-        rows.append({**asdict(replace(each, figures=figures)), "cell": asdict(each.cell)})  # type: ignore[arg-type]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "multiplex_cells.json"
-    path.write_text(json.dumps(rows, indent=1, default=str) + "\n")
-    return path

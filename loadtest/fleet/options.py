@@ -95,18 +95,22 @@ def wholes(least: int, most: float = math.inf) -> Callable[[str], list[int]]:
 def refuse_unless(parser: argparse.ArgumentParser, options: argparse.Namespace, flag: str, names: Sequence[str]) -> None:
     """End with what is wrong when one of these options was given and the flag, without which they mean nothing, was not."""
     if not getattr(options, flag) and (given := changed(parser, options, names)):
-        parser.error(f"{', '.join(given)}: only together with --{flag}; without it that would be ignored")
+        parser.error(f"{', '.join(given)}: only together with {_typed(flag)}; without it that would be ignored")
 
 
 def refuse_with(parser: argparse.ArgumentParser, options: argparse.Namespace, flag: str, names: Sequence[str]) -> None:
     """End with what is wrong when one of these options was given beside a flag under which they mean nothing."""
     if getattr(options, flag) and (given := changed(parser, options, names)):
-        parser.error(f"{', '.join(given)}: not together with --{flag}, which would ignore that")
+        parser.error(f"{', '.join(given)}: not together with {_typed(flag)}, which would ignore that")
 
 
 def changed(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
     """Those of these options that have not their default, as they are typed."""
-    return ["--" + name.replace("_", "-") for name in names if getattr(options, name) != parser.get_default(name)]
+    return [_typed(name) for name in names if getattr(options, name) != parser.get_default(name)]
+
+
+def _typed(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def prepare(parser: argparse.ArgumentParser, folder: Path) -> None:

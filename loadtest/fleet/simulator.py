@@ -20,11 +20,14 @@ from seamlessflow.contracts import (
     Service,
     StepTaken,
 )
+from seamlessflow.contracts.streams import commons
+from services.rollout_worker.contexts import LOOK_SECONDS
 
 from .constants import CONTROL_SECONDS
 from .simulator_account import Account, Depths, Outcome
 from .simulator_clock import Clock
 from .simulator_episodes import Agents, Episode
+from .simulator_losses import Effort, losses_of
 from .simulator_node import SimulatedNode
 from .simulator_queue import Queue
 from .simulator_sampler import Sampler
@@ -37,6 +40,8 @@ __all__ = ["RUN", "Change", "Mode", "Outcome", "Scene", "Simulation", "config_of
 
 STUCK_SECONDS = 20_000.0
 """Without a step for this long nothing will ever come: the scene, or the policy, is wrong."""
+NOBODYS = -1
+"""The bucket of what begins an episode of several calls, for the queue."""
 NEWS = (BatchReady, StepTaken, RoleTaken, RoleReleased)
 """Events after which the scheduler looks at the fleet at once."""
 
@@ -75,6 +80,9 @@ class Simulation:
         self._num_submitted = 0
         self._stepped_at = 0.0
         self._looks = False
+        self._ended: set[str] = set()
+        self._effort = Effort()
+        """Of all engines at the end of the warm-up."""
         for number in range(scene.nodes):
             self._join(node_name(number))
         for change in scene.changes:
@@ -85,6 +93,7 @@ class Simulation:
         self._submit()
         self.scheduler.advance(0.0)
         self._tick()
+        self._forget_ended()
         self.clock.run(math.inf)
         return self._outcome()
 
@@ -123,6 +132,7 @@ class Simulation:
         self.weights_version, self._stepped_at = step, self.clock.now
         if step == self.scene.warmup_steps:
             self._book()
+            self._effort = self._all_effort()
             self.account.begin(self.clock.now)
         if step >= self.scene.steps:
             self.clock.stop()
@@ -138,11 +148,15 @@ class Simulation:
         for node in self.nodes.values():
             node.sampler.book()
 
+    def _all_effort(self) -> Effort:
+        return sum((each.sampler.effort for each in self._all), Effort())
+
     def _fetched(self) -> None:
         for node in self.nodes.values():
             node.sampler.new_weights()
 
     def _episode_ended(self, episode: Episode, event: EpisodeEnded) -> None:
+        self._ended.add(episode.name)
         self.scheduler.take_in(event, self.clock.now)
         self.trainer.ended(episode)
 
@@ -151,6 +165,8 @@ class Simulation:
         return self.scene.workload.episode(task, index, min(1.0, int(task[1:]) / all_tasks))
 
     def _bucket(self, opened: EpisodeOpened) -> int:
+        if opened.bucket == commons(self.num_buckets):
+            return NOBODYS
         return self.config.work_tags.index(opened.tag) * self.num_buckets + opened.bucket
 
     # -- scheduling --------------------------------------------------------------------------------------------------------
@@ -168,6 +184,11 @@ class Simulation:
             raise RuntimeError(f"no step since {self._stepped_at:.0f} s: {self.depths()}, leases {self.scheduler.leases}")
         self._look()
         self.clock.after(self.scene.tick_seconds, self._tick)
+
+    def _forget_ended(self) -> None:
+        for node in self.nodes.values():
+            node.sampler.forget_ended(self._ended.__contains__)
+        self.clock.after(LOOK_SECONDS, self._forget_ended)
 
     def _wake(self) -> None:
         if not self._looks:
@@ -218,6 +239,7 @@ class Simulation:
         account = self.account
         self._book()
         account.cut(self.clock.now)
+        effort = self._all_effort() - self._effort
         lost = account.wrong + abs(sum(each.sampler.unaccounted for each in self._all))
         return Outcome(
             seconds=self.clock.now - account.began,
@@ -240,6 +262,8 @@ class Simulation:
             num_handovers=account.handovers,
             num_plans=self.scheduler.num_plans,
             num_events=self.clock.num_events,
+            losses=losses_of(account, effort, self.scene.cost, batch=self._work.batch),
+            mean_batch=effort.sampled / max(1, effort.steps),
             spans=tuple(account.spans),
             depths=tuple(account.depths),
             step_seconds=tuple(account.step_times),

@@ -81,6 +81,10 @@ class Outcome:
     num_handovers: int
     num_plans: int
     num_events: int
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Where the node-time went that is missing from the bound (``simulator_losses``), as shares of all node-time."""
+    mean_batch: float = 0.0
+    """Sequences of a decode step."""
     spans: Sequence[Span] = field(repr=False, default=())
     depths: Sequence[Depths] = field(repr=False, default=())
     step_seconds: Sequence[float] = field(repr=False, default=())
@@ -143,6 +147,8 @@ class Account:
         self.staleness: Counter[int] = Counter()
         self.trained = self.masked = self.all_trained = 0
         self.reprefilled = self.moved = self.unsaid = self.wrong = self.handovers = 0
+        self.prefilled_again = 0
+        """Since the warm-up: ``reprefilled``."""
         self.asked_again = self.found_again = 0
         """Tokens of earlier turns that later turns brought, and those found in a cache."""
         self.sampled = 0
@@ -186,7 +192,7 @@ class Account:
         self.cut(now)
         self._totals.clear()
         self.staleness.clear()
-        self.trained = self.masked = self.sampled = 0
+        self.trained = self.masked = self.sampled = self.prefilled_again = 0
         self.rollout_floor = self.train_floor = 0.0
         self.floor_tokens = 0
         self.began = now
@@ -195,6 +201,15 @@ class Account:
     def node_seconds(self) -> float:
         """Of all nodes since the warm-up."""
         return sum(sum(totals.values()) for totals in self._totals.values())
+
+    def seconds(self, doing: Doing) -> float:
+        """Of all nodes since the warm-up."""
+        return sum(totals[doing] for totals in self._totals.values())
+
+    def fed_again(self, tokens: int) -> None:
+        """An engine is to prefill what some engine had."""
+        self.reprefilled += tokens
+        self.prefilled_again += tokens
 
     def shares(self) -> dict[str, dict[Doing, float]]:
         return {

@@ -26,6 +26,7 @@ class Episode:
         "index",
         "is_long",
         "name",
+        "next_bucket",
         "order",
         "origin",
         "shard",
@@ -37,6 +38,8 @@ class Episode:
         self.turns = turns
         self.name, self.bucket, self.shard, self.origin = opened.episode, bucket, opened.shard, opened.origin
         self.is_long = is_long(opened.tag, has_classes=True)
+        self.next_bucket = bucket
+        """Of its calls after this one."""
         self.index = 0
         self.context = turns[0].new
         """Tokens before the turn's answer."""
@@ -64,7 +67,7 @@ class Episode:
 class Agents:
     """Agent-runners. ``ask`` is told of each turn, ``ended`` of each end. ``limit``: most episodes side by side, None: any.
 
-    bucket_of: the affinity bucket of an episode, counted over all kinds of generations.
+    bucket_of: the affinity bucket of an episode, counted over all kinds of generations; negative where it is nobody's.
     """
 
     def __init__(

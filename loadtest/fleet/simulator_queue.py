@@ -6,6 +6,9 @@ to another with credit; what finds none waits, oldest first, and a handed-back o
 Generations that should be long come first where they are at home: an owner looks first for those of its own buckets, then for
 all that are not long, and last for the long ones of others. One that is lent owns none of them, and gets what nobody else has
 credit for.
+
+What begins an episode of several calls is in a bucket that is nobody's: whoever has most room for one more gets it, who is lent
+only where nobody else has any.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ class Worker(Protocol):
 
     name: str
 
+    owned: tuple[int, ...]
+
     @property
     def credit(self) -> int: ...
+    @property
+    def room(self) -> int: ...
 
     @property
     def is_lent(self) -> bool: ...
@@ -42,6 +49,8 @@ class Queue:
         self._waiting: deque[tuple[int, Episode]] = deque()
         self._long: dict[int, deque[tuple[int, Episode]]] = {}
         """Those that should be long, by bucket."""
+        self._new: deque[tuple[int, Episode]] = deque()
+        """Those that begin episodes of several calls."""
         self._free: list[tuple[int, str]] = []
         """Heap of (minus credit, name), once for each worker; its credit may have changed since."""
         self._offered: set[str] = set()
@@ -56,6 +65,7 @@ class Queue:
         self._buckets[worker.name] = tuple(b for b in buckets if of_kind[b // num_buckets] < num_buckets)
         for bucket in self._buckets[worker.name]:
             self._owners.setdefault(bucket, []).append(worker)
+        worker.owned = self._buckets[worker.name]
         self.look(worker)
 
     def unbind(self, worker: Worker) -> None:
@@ -76,15 +86,28 @@ class Queue:
             self._place(episode, first=True)
 
     def _place(self, episode: Episode, *, first: bool) -> None:
+        if episode.bucket < 0:
+            self._place_new(episode, first=first)
+            return
         worker = next((each for each in self._owners.get(episode.bucket, ()) if each.credit > 0), None)
         worker = worker or (self._that_stays() if episode.is_long else None) or self._with_credit()
         if worker is not None:
             worker.take(episode)
             self._offer(worker)
             return
+        self._wait(episode, self._long.setdefault(episode.bucket, deque()) if episode.is_long else self._waiting, first=first)
+
+    def _place_new(self, episode: Episode, *, first: bool) -> None:
+        with_room = [worker for worker in self._workers.values() if worker.room > 0]
+        worker = min(with_room, key=lambda each: (each.is_lent, -each.room, each.name), default=None)
+        if worker is None:
+            self._wait(episode, self._new, first=first or episode.is_long)
+        else:
+            worker.take(episode)
+
+    def _wait(self, episode: Episode, waiting: deque[tuple[int, Episode]], *, first: bool) -> None:
         episode.waits = True
         self.num_waiting += 1
-        waiting = self._long.setdefault(episode.bucket, deque()) if episode.is_long else self._waiting
         if first:
             waiting.appendleft((episode.order, episode))
         else:
@@ -96,6 +119,10 @@ class Queue:
         if worker.name not in self._workers:
             return
         while worker.credit > 0 and (taken := self._first_for(worker)) is not None:
+            taken.waits = False
+            self.num_waiting -= 1
+            worker.take(taken)
+        while worker.room > 0 and (taken := _oldest(self._new)) is not None:
             taken.waits = False
             self.num_waiting -= 1
             worker.take(taken)

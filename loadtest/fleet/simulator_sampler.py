@@ -1,19 +1,24 @@
 """A simulated rollout-worker: generations on the engine model, weights loaded under them, contexts kept between turns. Pure.
 
 What it samples is booked under the weights that were loaded then: at the end of a generation, when it is interrupted, and
-whenever weights change.
+whenever weights change. How many new episodes it takes is the worker's own judgement (``contexts``).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
+from services.rollout_worker.contexts import Contexts
+
+from .constants import LONGEST_CONTEXT
 from .cost import Cost
 from .engine_model import Engine
 from .simulator_account import Account
 from .simulator_clock import Clock
 from .simulator_episodes import Episode
+from .simulator_losses import Effort
 
 UNSAID_SECONDS = 1.0
 """A worker says its segments at least this often; what it sampled since is lost with it."""
@@ -49,6 +54,14 @@ class Sampler:
         self._kept: OrderedDict[str, int] = OrderedDict()
         """Context of episodes between two turns, in the engine's cache; oldest first."""
         self._kept_tokens = 0
+        self.owned: tuple[int, ...] = ()
+        """Affinity buckets of its newest lease, as the queue counts them."""
+        self._contexts = Contexts(slots, cache_tokens=cost.kv_tokens, longest_context=LONGEST_CONTEXT)
+
+    @property
+    def room(self) -> int:
+        """How many new episodes it would take now."""
+        return min(self.credit, self._contexts.room)
 
     @property
     def credit(self) -> int:
@@ -68,6 +81,11 @@ class Sampler:
         """Tokens that its engine sampled and nobody knows of: 0."""
         running = sum(self._engine.sampled(name) - self._marked[name] for name in self._engine.requests)
         return self._engine.sampled_tokens - self._booked - running
+
+    @property
+    def effort(self) -> Effort:
+        """What its engine did, up to the last ``book``."""
+        return Effort(self._engine.num_steps, self._engine.sampled_tokens)
 
     def open(self) -> None:
         """The device is there, with the newest weights."""
@@ -100,11 +118,12 @@ class Sampler:
         prompt, turn = episode.context + episode.done, episode.turns[episode.index]
         cached = min(self._use(episode.name), prompt)
         old = prompt - (0 if episode.has_moved else turn.new)
-        self._account.reprefilled += max(0, old - cached)
+        self._account.fed_again(max(0, old - cached))
         if not episode.has_moved and episode.index:
             self._account.asked_again += old
             self._account.found_again += min(old, cached)
         episode.has_moved = True
+        episode.next_bucket = self._contexts.begins(episode.name, episode.bucket, prompt, self.owned)
         self._here[episode.name] = episode
         self._marked[episode.name] = 0
         self._engine.add(episode.name, prompt=prompt, tokens=episode.left, cached=cached)
@@ -130,11 +149,23 @@ class Sampler:
         for name in self._engine.requests:
             self._book(name, self._engine.sampled(name))
 
+    def forget_ended(self, has_ended: Callable[[str], bool]) -> None:
+        """Ask of episodes that call for nothing whether they have ended, as a worker does now and then."""
+        before = self._contexts.num_held
+        for name in self._contexts.to_look_for(self._clock.now):
+            if has_ended(name):
+                self._contexts.over(name)
+        if self._contexts.num_held < before:
+            self._home.look(self)
+
     def noted(self) -> None:
         """What the device does may have changed; its node sets this."""
 
     def _forget_all(self) -> list[Episode]:
         gone = list(self._here.values())
+        for name in self._here:
+            self._contexts.left(name)
+        self._contexts.clear()
         self._here.clear()
         self._marked.clear()
         self._forget_cache()
@@ -160,6 +191,8 @@ class Sampler:
             self._book(done.request, done.tokens)
             del self._here[done.request], self._marked[done.request]
             self._keep(episode)
+            self._contexts.sampled(episode.name, episode.context + episode.done, self._clock.now)
+            episode.bucket = episode.next_bucket
             self._home.turn_done(episode)
 
     def _fire(self, due: float) -> None:

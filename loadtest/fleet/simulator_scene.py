@@ -11,7 +11,7 @@ from seamlessflow.run_training_sections import MAX_BUCKETS
 from .constants import BUCKETS_PER_NODE, TICK_SECONDS
 from .cost import Cost
 from .simulator_scheduler import ENV
-from .workloads import Workload, most_side_by_side
+from .workloads import Workload
 
 RUN = "simulated"
 
@@ -89,7 +89,7 @@ def config_of(scene: Scene) -> RunConfig:
             "fleet": {
                 "policy": mode.policy,
                 "train_nodes": mode.train_nodes,
-                "slots": most_side_by_side(scene.workload, scene.cost),
+                "slots": scene.cost.slots,
                 "buckets": buckets,
                 "long_tail": scene.long_tail,
             },

@@ -14,7 +14,7 @@ from . import constants
 from .cost import Cost, cost_of
 from .timed_clock import Scale
 from .timed_policies import timed_policy
-from .workloads import AGENTIC, REASONING, Workload, most_agents, most_side_by_side, shifting, with_ratio
+from .workloads import AGENTIC, REASONING, Workload, most_agents, shifting, with_ratio
 
 ENV = "work"
 OVERHEAD_TOKENS = 8
@@ -117,7 +117,7 @@ class Cell:
             "fleet": {
                 "policy": timed_policy(self.policy, self.time_scale),
                 "train_nodes": self.train_nodes,
-                "slots": most_side_by_side(workload, self.cost),
+                "slots": self.cost.slots,
                 "agents": 1 << 16,
                 "shards": self.shards,
                 "buckets": self.buckets,

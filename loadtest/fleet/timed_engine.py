@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from seamlessflow.errors import BadInput
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
 from services.rollout_worker.engines.front import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
+from services.rollout_worker.engines.staging import Staging
 
 from .cost import Cost
 from .engine_model import Engine as EngineModel
@@ -59,13 +60,19 @@ class TimedEngine(EngineFront):
         self._timer: asyncio.TimerHandle | None = None
         self._reports: asyncio.Task[None] | None = None
 
+    @property
+    def cache_tokens(self) -> int:
+        """Of the data plane."""
+        return self._scale.data_tokens(self._cost.kv_tokens)
+
     async def start(self, model_dir: Path, *, weights_version: int) -> None:
         if self._model is not None:
             raise EngineError(ALREADY_RUNNING)
         self._loop = asyncio.get_running_loop()
         self._weights_version = weights_version
         self._law = Law(self._words)
-        self._cache = PrefixCache(self._scale.data_tokens(self._cost.kv_tokens))
+        self._staging = Staging(self._law.read)
+        self._cache = PrefixCache(self.cache_tokens)
         self._stream = random.Random(self._seed)
         self._model = EngineModel(self._cost, slots=self._num_slots, now=self._now())
         self._reports = asyncio.create_task(self._report_now_and_then())
@@ -113,10 +120,17 @@ class TimedEngine(EngineFront):
         self._work().resume()
         self._plan()
 
-    async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
+    async def stage_weights(self, file: Path) -> None:
+        self._work()
+        await self._staging.stage(file)
+
+    async def load_weights(self, file: Path, *, weights_version: int) -> None:
         if not self._work().paused:
             raise EngineError(NOT_PAUSED)
-        changed = self._law.overwrite(tensors)
+        logits = await self._staging.take(file)
+        changed = logits is not None
+        if logits is not None:
+            self._law.overwrite(logits)
         self._weights_version = weights_version
         self._cache.clear()
         if changed:

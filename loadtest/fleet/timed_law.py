@@ -5,18 +5,17 @@ Dimensions: V words of the law, N tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from seamlessflow.errors import BadInput
+from services.rollout_worker.engines.toy_policy import read_logits
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-
-LOGITS = "logits"
-"""Name of the weights that are the law; whatever else a version holds means nothing to it."""
 
 
 class Law:
@@ -27,16 +26,17 @@ class Law:
         self._logits_V: Floats = np.zeros(len(words))
         self._cuts: dict[tuple[float, float], tuple[Floats, Ids]] = {}
 
-    def overwrite(self, tensors: Mapping[str, object]) -> bool:
-        """Take over ``tensors["logits"]``, one for each word; False: there is none. Raises BadInput: nothing changed."""
-        if LOGITS not in tensors:
-            return False
-        given = np.asarray(tensors[LOGITS], dtype=np.float64)
-        if given.shape != self._logits_V.shape or not np.isfinite(given).all():
-            raise BadInput(f"logits: expected {len(self._words)} finite numbers. Nothing was copied.")
-        self._logits_V = given
+    def read(self, file: Path) -> Floats | None:
+        """The logits of a version, [V]; None: it has none, and whatever else it holds means nothing. Raises BadInput."""
+        given = read_logits(file)
+        if given is not None and given.shape != self._logits_V.shape:
+            raise BadInput(f"logits: expected {len(self._words)} numbers, got {given.shape}. Nothing was copied.")
+        return given
+
+    def overwrite(self, logits_V: Floats) -> None:
+        """Take over what ``read`` read."""
+        self._logits_V = logits_V
         self._cuts.clear()
-        return True
 
     def logprobs(self, temperature: float) -> Floats:
         """[V] after temperature; 0.0 counts as 1."""

@@ -208,12 +208,6 @@ def work_of(workload: Workload, cost: Cost, progress: float = 0.0) -> Work:
     )
 
 
-def most_side_by_side(workload: Workload, cost: Cost) -> int:
-    """``fleet.slots``: most generations a node takes, what the engine has slots for or, where that is less, as many as its
-    cache has room for together with the contexts of their siblings whose tools work; of answers as long as they get."""
-    return max(1, min(cost.slots, math.ceil(work_of(workload, cost, 1.0).batch)))
-
-
 def most_agents(workload: Workload, cost: Cost, nodes: int, rolling: float | None = None) -> int | None:
     """Most episodes side by side in a fleet; None: no limit but the staleness bound.
 

@@ -4,6 +4,9 @@ Where a run tells long generations from others (``fleet.long_tail``), a worker a
 owns: what comes later fills the gaps that they leave, and no worker gets all of them because it came first. One that is lent,
 and will be called back, asks for long ones last of all workers, and only while nothing else fills its slots. Nobody can ask a
 queue what is in it, so that is concluded from the room that the first ones left unused for ``DRY_SECONDS`` (``Turns``).
+
+What is in the bucket that is nobody's begins new episodes: of that a worker takes as many as it has room for contexts
+(``contexts``), and says in which of its buckets their next calls find it. What continues an episode is never refused for that.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from dataclasses import dataclass
 
 from seamlessflow.bus.base import Bus, Delivery, Handler, Subscription
 from seamlessflow.contracts import Lease, Service
-from seamlessflow.contracts.streams import generation_consumer, queue_stream
+from seamlessflow.contracts.streams import all_buckets, commons, generation_consumer, queue_stream
 from seamlessflow.contracts.tags import is_long
 from seamlessflow.telemetry import count
+
+from .contexts import Contexts
 
 OWNER_PRIORITY, BACKUP_PRIORITY, LENT_PRIORITY = 0, 1, 2
 """A backup gets what the owner has no room for, and everything when the owner is gone or trains; a node that is lent by
@@ -29,11 +34,14 @@ def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_class
     """Consumers of the tags a lease names, each with the priority of this node's pull.
 
     work_tags: all of the run, in the order in which the lease counts its buckets. has_classes: whether they tell long
-    generations from others; who is lent owns nothing of what is long.
+    generations from others; who is lent owns nothing of what is long. What is nobody's is everybody's alike, and goes to who is
+    lent when nobody else has room.
     """
     owned, other = frozenset(lease.buckets), LENT_PRIORITY if lease.lent else BACKUP_PRIORITY
 
     def priority(place: int, tag: str, bucket: int) -> int:
+        if bucket == commons(num_buckets):
+            return LENT_PRIORITY if lease.lent else OWNER_PRIORITY
         is_owner = place * num_buckets + bucket in owned and not (lease.lent and is_long(tag, has_classes=has_classes))
         return OWNER_PRIORITY if is_owner else other
 
@@ -41,8 +49,26 @@ def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_class
         generation_consumer(work_tags, tag, bucket): priority(place, tag, bucket)
         for place, tag in enumerate(work_tags)
         if tag in lease.tags
-        for bucket in range(num_buckets)
+        for bucket in all_buckets(num_buckets)
     }
+
+
+def common_parts(lease: Lease, work_tags: Sequence[str], num_buckets: int) -> frozenset[str]:
+    """Consumers of what begins new episodes, of the tags a lease names."""
+    nobodys = commons(num_buckets)
+    if nobodys is None:
+        return frozenset()
+    return frozenset(generation_consumer(work_tags, tag, nobodys) for tag in work_tags if tag in lease.tags)
+
+
+def owned_buckets(lease: Lease, work_tags: Sequence[str], num_buckets: int) -> dict[str, tuple[int, ...]]:
+    """Of each work tag of a run the affinity buckets that a lease says its node owns."""
+    owned: dict[str, tuple[int, ...]] = {}
+    for number in lease.buckets:
+        place, bucket = divmod(number, num_buckets)
+        if place < len(work_tags):
+            owned[work_tags[place]] = (*owned.get(work_tags[place], ()), bucket)
+    return owned
 
 
 def late_parts(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_classes: bool = False) -> frozenset[str]:
@@ -51,11 +77,12 @@ def late_parts(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_cla
     """
     parts = parts_of(lease, work_tags, num_buckets, has_classes)
     tags = [tag for tag in lease.tags if is_long(tag, has_classes=has_classes)]
-    long = {generation_consumer(work_tags, tag, bucket) for tag in tags for bucket in range(num_buckets)} & parts.keys()
+    long = {generation_consumer(work_tags, tag, bucket) for tag in tags for bucket in all_buckets(num_buckets)} & parts.keys()
     if len(long) in (0, len(parts)):
         return frozenset()
-    own = {part for part in long if parts[part] == OWNER_PRIORITY}
-    return frozenset(parts.keys() - own if own else long)
+    nobodys = common_parts(lease, work_tags, num_buckets)
+    own = {part for part in long - nobodys if parts[part] == OWNER_PRIORITY}
+    return frozenset(parts.keys() - own - (long & nobodys) if own else long)
 
 
 OWNER_WEIGHT = 4
@@ -95,6 +122,22 @@ def credits_in_turn(
     kept = {part: shares[part] if is_dry else max(running[part], min(granted.get(part, 0), shares[part])) for part in late}
     early = {part: count for part, count in running.items() if part not in late}
     return {**kept, **credits_of(early, num_slots - sum(running[part] for part in late), owned)}
+
+
+def with_room(
+    shares: Mapping[str, int], running: Mapping[str, int], common: Collection[str], *, room: int, late: Container[str] = ()
+) -> dict[str, int]:
+    """The same where parts that begin new episodes get as much credit as there is room for those, in equal shares that are
+    rounded up; one that is asked late no more than it has."""
+    if not common:
+        return dict(shares)
+    each = -(-room // len(common))
+
+    def of(part: str) -> int:
+        welcome = running[part] + each
+        return min(shares[part], welcome) if part in late else welcome
+
+    return {**shares, **{part: of(part) for part in common}}
 
 
 DRY_SECONDS = 0.05
@@ -148,10 +191,12 @@ class _Pull:
 
 
 class Pulls:
-    """The standing pulls of one run. ``handler`` gets every delivery."""
+    """The standing pulls of one run. ``handler`` gets every delivery, and says in ``contexts`` what becomes of it."""
 
-    def __init__(self, bus: Bus, run: str, handler: Handler, num_slots: int) -> None:
+    def __init__(self, bus: Bus, run: str, handler: Handler, num_slots: int, contexts: Contexts | None = None) -> None:
         self._bus, self._run, self._handler, self._num_slots = bus, run, handler, num_slots
+        self._contexts = contexts or Contexts(num_slots)
+        self._common: frozenset[str] = frozenset()
         self.num_taken: Counter[int] = Counter()
         """Deliveries by the priority of the pull that brought them."""
         self._pulls: dict[str, _Pull] = {}
@@ -162,19 +207,28 @@ class Pulls:
         self._turns = Turns()
         self._look: asyncio.TimerHandle | None = None
 
-    async def open(self, parts: Mapping[str, int], late: frozenset[str] = frozenset()) -> None:
-        """Pull from exactly these consumers, each with its priority, from ``late`` ones while the others leave room.
+    async def open(
+        self, parts: Mapping[str, int], late: frozenset[str] = frozenset(), common: frozenset[str] = frozenset()
+    ) -> None:
+        """Pull from exactly these consumers, each with its priority, from ``late`` ones while the others leave room, and from
+        ``common`` ones as many as there is room for new episodes.
 
         What runs from others is finished, not handed back.
         """
         if late != self._late:
             self._late, self._turns = late, Turns()
+        self._common = common
         for part in [part for part, pull in self._pulls.items() if parts.get(part) != pull.priority]:
             self._leave(self._pulls.pop(part))
         self._is_open = True
         for part in sorted(parts.keys() - self._pulls.keys()):
             await self._join(part, parts[part])
         self._share()
+
+    def look(self) -> None:
+        """There may be more room for new episodes."""
+        if self._is_open:
+            self._share()
 
     def pause(self) -> None:
         """Ask for nothing more; what is held is kept."""
@@ -229,9 +283,16 @@ class Pulls:
         is_dry = self._is_late_turn(running, late, num_slots - sum(running.values()), owned)
         granted = {part: pull.credit for part, pull in self._pulls.items()}
         shares = credits_in_turn(running, num_slots, owned, late=late, granted=granted, is_dry=is_dry)
+        common = self._common & self._pulls.keys()
+        shares = with_room(shares, running, common, room=self._room(running), late=frozenset() if is_dry else late)
         for part, pull in self._pulls.items():
             pull.credit = shares[part] if self._is_open else 0
             pull.subscription.set_credit(pull.credit)
+
+    def _room(self, running: Mapping[str, int]) -> int:
+        """For new episodes, those left out that were delivered and have not begun."""
+        held = sum(running.values()) + sum(pull.num_running for pull in self._leaving.values())
+        return max(0, self._contexts.room - max(0, held - self._contexts.num_running))
 
     def _is_late_turn(self, parts: Iterable[str], late: Container[str], free: int, owned: Container[str]) -> bool:
         """Whether late parts may be asked; it is looked at again in time."""

@@ -5,7 +5,8 @@ hears       RunRequested, RunStopRequested (CTL) · tasks, ends of episodes and 
             (what people ordered by hand)
 says        RunStarted · GroupAdmitted, EpisodeOpened (first and further attempts) · EvaluationEnded · TrainingEndRequested ·
             EpisodeEnded and GroupDropped for what the end of a run cuts off · RoleAssigned · RunEnded
-writes      LEASES (it alone: one per node, with the affinity buckets it owns; epochs only grow) · RUNS (what became of
+writes      LEASES (it alone: one per node, with the affinity buckets it owns and the weights version it keeps;
+            epochs only grow) · RUNS (what became of
             each request)
 remembers   nothing that is not in a journal or a bucket: it folds the journals of the runs that have not ended, and decides
             again
@@ -15,7 +16,7 @@ promises    a run ends: when group after group comes to nothing it stops and say
 waits for   leadership (one scheduler leads by a lease, the others wait) · nodes, saying which kind is missing
 
 pure        names, rounds, steps, losses, progress, measures, demand, rhythm (one run) · policy/, fleet, pulse, doubles,
-            wants, allocation, shards, plan (nodes)
+            wants, allocation, shards, versions, plan (nodes)
 adapters    leadership, lease_book, lookout (buckets) · conductor (one run's journal and queue) · voice (says what is
             due, in slices) · clearing (queues of ended runs) · service (wires them, and the tick)
 """

@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from seamlessflow.contracts import EpisodeEnded
+from seamlessflow.contracts.streams import commons
 
 SEVERAL_CALLS = 1.5
 """Mean calls of an environment's episodes from which on they are episodes of several turns; one call repeated now and then is
@@ -77,8 +78,11 @@ class Calls:
         episodes, calls = self._by_env.get(env, (0, 0))
         return episodes > 0 and calls < SEVERAL_CALLS * episodes
 
-    def bucket(self, env: str, group_bucket: int, index: int, num_buckets: int) -> int:
-        """That of an episode: its group's where prompts are all there is to share, else its own: members of a group, which are
-        long together, are on as many nodes as there are. A later attempt may have another than the first, where it has become
-        known meanwhile what its environment is like."""
-        return group_bucket if self.is_one(env) else (group_bucket + index) % num_buckets
+    def bucket(self, env: str, group_bucket: int, num_buckets: int) -> int:
+        """That of an episode's first call: its group's where prompts are all there is to share, else the one that is nobody's.
+
+        So whoever has room for one more takes it, and members of a group, which are long together, are on many nodes. A later
+        attempt may have another than the first, where it became known meanwhile what its environment is like.
+        """
+        nobodys = commons(num_buckets)
+        return group_bucket if nobodys is None or self.is_one(env) else nobodys

@@ -22,6 +22,7 @@ def demand_of(config: RunConfig, progress: Progress, measures: Measures) -> Dema
         config.work_tags,
         fleet.buckets,
         has_classes=config.has_classes,
+        version_slots=config.version_slots,
         tag_rules=tuple((rule.tag, parse_rule(rule.when)) for rule in fleet.tag_rules),
         needs={agent.env: agent.needs for agent in config.agents if agent.needs is not None},
         train_nodes=fleet.train_nodes,

@@ -73,7 +73,10 @@ class Fleet:
                 if service not in self._processes.get(node, {}):
                     since = process.gone_since if process.gone_since is not None else now
                     if now - since < self.grace_seconds:
-                        self._processes.setdefault(node, {})[service] = Process(process.capabilities, since)
+                        away = Process(process.capabilities, since)
+                        if process.versions:
+                            away = replace(away, run=process.run, versions=process.versions)
+                        self._processes.setdefault(node, {})[service] = away
         self._hardware = {
             name: {service: of for service, of in said.items() if service in self._processes[name]}
             for name, said in hardware.items()
@@ -150,7 +153,9 @@ class Fleet:
 
 def _as_said(status: NodeStatus, is_quiet: bool, known: Process | None) -> Process:
     """A process as it announces itself: the very object of last time when nothing of it changed."""
-    said = Process(frozenset(status.capabilities), is_quiet=is_quiet, epoch=status.epoch, run=status.run)
+    said = Process(
+        frozenset(status.capabilities), is_quiet=is_quiet, epoch=status.epoch, run=status.run, versions=status.versions
+    )
     return known if known == said else said
 
 

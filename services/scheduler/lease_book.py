@@ -89,6 +89,8 @@ def next_lease(assignment: Assignment, held: HeldLease | None, now: float) -> Le
         gang=assignment.gang,
         lent=assignment.lent,
         hand_back=assignment.hand_back,
+        keeps=assignment.keeps,
+        let_go=assignment.let_go,
     )
 
 

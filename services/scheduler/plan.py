@@ -16,6 +16,7 @@ from .policy.base import ROLLOUT, TRAIN
 from .policy.checked import as_it_stands, given_out
 from .policy.gang import stays_for_step
 from .shards import share
+from .versions import with_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: S
     for demand in demands:
         mine = [node for node in nodes if allocation.run_of.get(node.name) == demand.run]
         said, wrong = _with_buckets([node for node in mine if node.is_device], demand, now)
-        assignments += said
+        assignments += with_versions(said, mine, demand, now) if demand.version_slots else said
         if wrong is not None:
             waits[demand.run] = (*waits[demand.run], wrong)
         assignments += _serving([node for node in mine if not node.is_device], nodes, demand, now)
@@ -62,6 +63,7 @@ def _until_step_taken(nodes: Sequence[Node], run_of: Mapping[str, str | None], d
         for node in drained:
             if node.lease is not None and stays_for_step(node, mine, demand):
                 stands = as_it_stands(node, demand, "drained by hand: it leaves when the step is taken")
+                stands = replace(stands, keeps=node.lease.keeps, let_go=node.lease.let_go)
                 stay.append(replace(stands, buckets=node.lease.buckets, hand_back=True, never_rolls_out=True))
     return stay
 
@@ -78,8 +80,8 @@ def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand]) -> str:
 
 
 def has_other_role(assignment: Assignment, lease: Lease | None) -> bool:
-    """Whether more than the affinity buckets of a lease changes."""
-    return lease is None or differs(replace(assignment, buckets=lease.buckets), lease)
+    """Whether more than the affinity buckets and the kept versions of a lease change."""
+    return lease is None or differs(replace(assignment, buckets=lease.buckets, keeps=lease.keeps, let_go=lease.let_go), lease)
 
 
 def differs(assignment: Assignment, lease: Lease | None) -> bool:
@@ -99,8 +101,11 @@ def differs(assignment: Assignment, lease: Lease | None) -> bool:
         assignment.trainer,
         assignment.gang,
         assignment.lent,
+        assignment.keeps,
+        assignment.let_go,
     )
-    return ours != (lease.run, lease.role, lease.tags, lease.buckets, lease.trainer, lease.gang, lease.lent)
+    stands = (lease.run, lease.role, lease.tags, lease.buckets, lease.trainer, lease.gang, lease.lent)
+    return ours != (*stands, lease.keeps, lease.let_go)
 
 
 def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[list[Assignment], str | None]:

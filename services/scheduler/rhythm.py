@@ -199,7 +199,7 @@ def _opened(progress: Progress, episode: str, origin: EpisodeOrigin) -> EpisodeO
         episode=episode,
         origin=origin,
         shard=config.shard_of(episode),
-        bucket=progress.calls.bucket(origin.env, group.bucket, origin.index, config.fleet.buckets),
+        bucket=progress.calls.bucket(origin.env, group.bucket, config.fleet.buckets),
         env=origin.env,
         prompt=task.prompt,
         data=task.data,

@@ -44,7 +44,8 @@ class Kind:
 def kinds_of(demand: Demand) -> list[Kind]:
     """What a run needs one of each of."""
     needs = dict.fromkeys(demand.needs.get(env, "") for env in demand.envs) or {"": None}
-    tags = dict.fromkeys(needed_tag(tag, has_classes=demand.has_classes) for tag in demand.tags)
+    has_slots = demand.version_slots > 0
+    tags = dict.fromkeys(needed_tag(tag, has_classes=demand.has_classes, has_slots=has_slots) for tag in demand.tags)
     return [
         Kind(MANAGER),
         *(Kind(RUNNER, need) for need in needs),

@@ -10,7 +10,8 @@ pytest.importorskip("torch")
 
 from loadtest.fleet import fleet, multiplex
 from loadtest.fleet.estimate import real_seconds, words_of_time
-from loadtest.fleet.multiplex import CHURN_SECONDS, _options, _plan
+from loadtest.fleet.multiplex import _options
+from loadtest.fleet.multiplex_plan import CHURN_SECONDS, KEY_MODES, Planned, plan_of
 from loadtest.fleet.multiplex_report import PROMISED
 from loadtest.fleet.timed_cell import Cell
 from loadtest.fleet.timed_modes import WAYS
@@ -30,6 +31,9 @@ from loadtest.fleet.timed_modes import WAYS
         ("--time-scale 0", "expected a number above 0"),
         ("--episode-scale 64", "at least 1 and at most 32"),
         ("--churn -1", "expected a number above 0"),
+        ("--churn 30", "--churn: only together with --timed-all"),
+        ("--no-timed --time-scale 60", "--time-scale: not together with --no-timed"),
+        ("--no-timed --timed-all", "not allowed with argument"),
         ("--quick --nodes 4 --modes auto", "--nodes, --modes: not together with --quick"),
     ],
 )
@@ -82,19 +86,53 @@ def test_help_teaches_cells_modes_times_and_figures(main: object, capsys: pytest
     assert " min" in said and " h" in said
 
 
-def test_what_is_asked_for_is_what_is_played(tmp_path: Path) -> None:
+def test_with_everything_timed_each_cell_that_is_asked_for_is_played(tmp_path: Path) -> None:
     """Each mode of each ratio; and one cell for each workload in which nodes die and join, unless all have that."""
-    asked = ["--modes", "auto,sync-colocated", "--ratios", "2.5,4", "--workloads", "agentic", "--results", str(tmp_path)]
-    plan = list(_plan(_options(asked)))
-    calm = [each for each in plan if each.churn_seconds is None]
+    asked = ["--timed-all", "--modes", "auto,sync-colocated", "--ratios", "2.5,4", "--workloads", "agentic"]
+    asked += ["--results", str(tmp_path)]
+    plan = plan_of(_options(asked))
+    calm = [each for each in plan.timed if each.churn_seconds is None]
 
-    assert [each.churn_seconds for each in plan if each not in calm] == [CHURN_SECONDS]
-    assert all(each.base.agentic for each in plan)
-    assert {(each.way, each.base.ratio, each.base.shifts) for each in calm} == {
-        (way, 1 / ratio, shifts) for way in ("auto", "sync-colocated") for ratio in (2.5, 4.0) for shifts in (False, True)
+    assert plan.virtual == ()
+    assert [each.churn_seconds for each in plan.timed if each not in calm] == [CHURN_SECONDS]
+    assert all(each.base.agentic for each in plan.timed)
+    assert {_place(each) for each in calm} == {
+        (way, ratio, True, shifts) for way in ("auto", "sync-colocated") for ratio in (2.5, 4.0) for shifts in (False, True)
     }
-    churned = list(_plan(_options([*asked, "--churn", "20"])))
+    churned = plan_of(_options([*asked, "--churn", "20"])).timed
     assert len(churned) == len(calm) and {each.churn_seconds for each in churned} == {20.0}
+
+
+def test_without_options_every_cell_that_keys_need_is_simulated_and_a_few_are_timed(tmp_path: Path) -> None:
+    """At one ratio; of agents auto alone, and one with churn; all in well under an hour on two cores."""
+    plan = plan_of(_options(["--results", str(tmp_path)]))
+    ratios = (1.0, 1.7, 2.5, 4.0, 7.0)
+
+    assert {_place(each) for each in plan.virtual} == {
+        (way, ratio, agentic, shifts)
+        for way in KEY_MODES
+        for ratio in ratios
+        for agentic in (False, True)
+        for shifts in (False, True)
+    }
+    calm = [_place(each) for each in plan.timed if each.churn_seconds is None]
+    assert sorted(calm) == sorted([*((way, 2.5, False, False) for way in KEY_MODES), ("auto", 2.5, True, False)])
+    assert [_place(each) for each in plan.timed if each.churn_seconds] == [("auto", 2.5, False, False)]
+    timed = sum(each.seconds for each in plan.timed)
+    assert timed + sum(each.seconds for each in plan.virtual) / 2 < 3300
+
+
+def test_what_is_left_out_is_not_timed_either(tmp_path: Path) -> None:
+    """A ratio of the grid, a mode, a kind; and none at all where nobody wants timed cells."""
+    asked = ["--modes", "auto,multiplexed", "--ratios", "1,4,7", "--kinds", "shifting", "--results", str(tmp_path)]
+    timed = {_place(each) for each in plan_of(_options(asked)).timed if each.churn_seconds is None}
+
+    assert timed == {("auto", 4.0, False, True), ("auto", 4.0, True, True)}
+    assert plan_of(_options([*asked, "--no-timed"])).timed == ()
+
+
+def _place(planned: Planned) -> tuple[str, float, bool, bool]:
+    return planned.way, round(1 / planned.base.ratio, 6), planned.base.agentic, planned.base.shifts
 
 
 def test_a_cell_takes_as_long_as_its_work_at_its_time_scale() -> None:

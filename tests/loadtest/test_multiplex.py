@@ -21,7 +21,7 @@ def test_a_cell_is_played_to_its_end_and_no_token_is_lost(tmp_path: Path, capsys
     """Two nodes that take turns at rollout and training; the JSON has what tools are promised."""
     main(["--quick", "--results", str(tmp_path)])
     document = json.loads((tmp_path / "multiplex.json").read_text())
-    (cell,) = json.loads((tmp_path / "multiplex_cells.json").read_text())
+    cell, virtual = json.loads((tmp_path / "multiplex_cells.json").read_text())
 
     figures = document["figures"]
     assert {"busy_share", "handover_share", "lost_or_repeated_tokens", "throughput_vs_bound"} <= set(figures)
@@ -31,8 +31,12 @@ def test_a_cell_is_played_to_its_end_and_no_token_is_lost(tmp_path: Path, capsys
     assert cell["failures"] == [] and cell["figures"]["steps"] == 3
     assert all(math.isfinite(cell["figures"][name]) for name in ("throughput", "staleness_mean", "reprefilled"))
     assert all(figure["met"] is not None for figure in figures.values())
+    assert (cell["how"], virtual["how"]) == ("timed", "simulated")
+    assert virtual["figures"]["lost_or_repeated"] == 0 and 0 < virtual["figures"]["over_bound"] < 1
+    assert {figures[key]["how"] for key in ("busy_share_timed", "simulator_error")} == {"timed"}
+    assert figures["busy_share"]["how"] == "simulated" and figures["busy_share"]["off_by"] == cell["off_by"]
     said = capsys.readouterr().out
-    assert "1 cell, about" in said and "multiplex_cells.json" in said
+    assert "1 timed and 1 simulated cells, about" in said and "multiplex_cells.json" in said
     assert "not measured: throughput_vs_sync_colocated (needs --modes auto,sync-colocated" in said
 
 

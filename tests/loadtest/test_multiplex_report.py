@@ -13,8 +13,10 @@ from rich.console import Console
 
 pytest.importorskip("torch")
 
-from loadtest.fleet.multiplex_report import PROMISED, Result, figures_of_grid, keep, missing, print_summary
+from loadtest.fleet.multiplex_report import PROMISED, figures_of, figures_of_grid, missing
+from loadtest.fleet.multiplex_results import Result, keep, print_summary, words_of
 from loadtest.fleet.timed_cell import Cell
+from loadtest.fleet.virtual_cell import VirtualFigures
 
 MODES = {"auto": 200.0, "partial-rollout": 160.0, "sync-colocated": 100.0}
 RATIOS = (1 / 1, 1 / 4)
@@ -123,3 +125,87 @@ def test_cells_are_kept_as_json(tmp_path: Path) -> None:
     plain = [replace(each, figures=cast(Any, SimpleNamespace(**vars(each.figures)))) for each in grid()]
     kept = json.loads(keep(plain, tmp_path / "new").read_text())
     assert len(kept) == len(plain) and {"way", "cell", "figures", "churned"} <= set(kept[0])
+
+
+def virtual(way: str, tokens: float, **changed: object) -> Result:
+    """A cell as if it had been simulated."""
+    of_cell = {name: changed.pop(name) for name in list(changed) if name in ("ratio", "agentic", "shifts")}
+    figures = VirtualFigures(
+        throughput=tokens,
+        all_throughput=tokens,
+        over_bound=0.97,
+        busy=0.99,
+        least_busy=0.985,
+        handover=0.001,
+        lost_or_repeated=0,
+        reprefilled=0.0,
+        moved=0,
+        staleness_mean=1.0,
+        staleness_max=2,
+        masked=0.0,
+        step_seconds=300.0,
+        steps=16,
+        losses={"small batches": 0.021, "idle": 0.0002},
+        split_throughputs={"2": 90.0, "3": tokens} if way == "partial-rollout" else {},
+    )
+    cell = Cell.from_json(Cell(way, "auto", episode_scale=1).to_json() | of_cell)
+    return Result(way, cell, replace(figures, **changed), 0.0, 0.0, [], is_virtual=True)  # type: ignore[arg-type]
+
+
+def mixed() -> list[Result]:
+    """Simulated at two ratios, timed at one of them, where the simulator is 2 and 4 % off."""
+    timed = [
+        replace(result("auto", 200.0, ratio=1 / 4), predicted=204.0),
+        replace(result("sync-colocated", 100.0, ratio=1 / 4), predicted=96.0),
+        result("auto", 150.0, ratio=1 / 4, churned=True, lost_or_repeated=3),
+    ]
+    ratios = {1.0: 1.8, 1 / 4: 2.2}
+    simulated = [virtual("auto", 100.0 * times, ratio=ratio) for ratio, times in ratios.items()]
+    return [*timed, *simulated, *(virtual("sync-colocated", 100.0, ratio=ratio) for ratio in ratios)]
+
+
+def test_a_key_of_the_simulated_grid_says_so_and_how_far_the_simulator_was_off() -> None:
+    """And what the timed cells alone gave stands beside it."""
+    figures = figures_of(mixed(), strict=True)
+    times, timed = figures["throughput_vs_sync_colocated"], figures["throughput_vs_sync_colocated_timed"]
+
+    assert (times.value, times.how, times.off_by) == (pytest.approx(2.0), "simulated", pytest.approx(0.04))
+    assert (timed.value, timed.how, timed.off_by) == (pytest.approx(2.0), "timed", None)
+    assert "1 cells" in timed.reference and "2 cells" in times.reference
+    assert figures["simulator_error"].value == pytest.approx(0.04)
+    assert "auto 2.0%, sync-colocated 4.0%" in figures["simulator_error"].reference
+    assert all(figure.how in ("timed", "simulated") for figure in figures.values())
+    assert times.as_json()["how"] == "simulated" and times.as_json()["off_by"] == pytest.approx(0.04)
+
+
+def test_what_was_lost_is_counted_over_real_services_and_simulated_cells() -> None:
+    """One figure: nothing may be lost anywhere."""
+    cells = [*mixed(), virtual("auto", 10.0, ratio=0.5, lost_or_repeated=5)]
+    lost = figures_of(cells, strict=True)["lost_or_repeated_tokens"]
+
+    assert lost.value == 8.0 and lost.how == "timed" and "1 of them with churn" in lost.reference
+    assert figures_of([each for each in cells if each.is_virtual], strict=True)["lost_or_repeated_tokens"].how == "simulated"
+
+
+def test_without_a_timed_cell_how_far_the_simulator_is_off_is_not_known() -> None:
+    """Neither of agents, where single turns alone were timed; and nobody is told that it is 0."""
+    agents = [virtual(way, tokens, agentic=True) for way, tokens in MODES.items()]
+    figures = figures_of([*mixed(), *agents], strict=True)
+
+    assert figures["throughput_vs_bound_agentic"].off_by is None and figures["throughput_vs_bound"].off_by is not None
+    assert "simulator_error_agentic" not in figures
+
+
+def test_every_table_and_every_line_says_whether_it_was_timed_or_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A simulated line also says where time was lost, and which splits were tried."""
+    print_summary(Console(width=190), mixed(), [])
+    said = capsys.readouterr().out
+
+    assert "single turn, stationary: timed, real services" in said
+    assert "single turn, stationary: simulated (off by 4.0% where timed)" in said
+    words = words_of(virtual("partial-rollout", 160.0))
+    assert "missing: small batches 2.1%" in words and "idle" not in words and "splits 2: 90, 3: 160" in words
+    rows = json.loads(keep([virtual("auto", 1.0)], tmp_path).read_text())
+    assert rows[0]["how"] == "simulated" and rows[0]["figures"]["losses"]

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 pytest.importorskip("torch")
 
@@ -87,12 +89,16 @@ async def test_handed_on_twice_it_is_the_generation_it_would_have_been(engines: 
     assert ids == whole
 
 
-async def test_new_weights_change_the_version_and_not_the_length(engines: tuple[TimedEngine, TimedEngine]) -> None:
+async def test_new_weights_change_the_version_and_not_the_length(
+    engines: tuple[TimedEngine, TimedEngine], tmp_path: Path
+) -> None:
     """What was sampled before the pause is stamped with the old one."""
+    weights_file = tmp_path / "model.safetensors"
+    save_file({"steps": np.ones(1)}, weights_file)
     reading = asyncio.create_task(read(engines[0], [1] * 9, params(300)))
     await asyncio.sleep(0.05)
     await engines[0].pause()
-    await engines[0].load_weights({"steps": [1.0]}, weights_version=2)
+    await engines[0].load_weights(weights_file, weights_version=2)
     await engines[0].resume()
     chunks = await reading
 

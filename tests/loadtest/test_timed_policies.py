@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.fleet.constants import WAITS, Wait
+from loadtest.fleet.constants import AGENTS_PER_NODE, WAITS, Wait
 from loadtest.fleet.timed_cell import Cell
 from loadtest.fleet.timed_policies import in_modelled_seconds, scaled, timed_policy
 from seamlessflow.contracts import Lease, Role, Service
@@ -126,6 +126,6 @@ def test_as_many_agents_play_as_in_the_simulator(policy: str, episode_scale: int
     cell = replace(one, episode_scale=episode_scale)
 
     assert cell.agents * episode_scale == pytest.approx(one.agents, rel=0.05)
-    assert one.agents < one.nodes * 130
+    assert one.agents <= one.nodes * AGENTS_PER_NODE
     single = replace(cell, agentic=False)
     assert single.agents == 2 * single.nodes * single.cost.slots

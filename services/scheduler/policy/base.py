@@ -32,7 +32,9 @@ class Process:
     epoch: int = 0
     """A trajectory-manager's: of the newest lease that it obeys."""
     run: str | None = None
-    """A trajectory-manager's: the run whose model it has."""
+    """A trajectory-manager's: the run whose model it has. Others': that of ``versions``."""
+    versions: tuple[int, ...] = ()
+    """Where episodes keep their weights version: those that a rollout-worker has, or that episodes of an agent-runner keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,8 @@ class Demand:
     num_buckets: int = 1
     has_classes: bool = False
     """Whether ``long`` among the components of a tag is a class of generations, and nothing that a node must have."""
+    version_slots: int = 0
+    """Slots of weights versions among the tags, which likewise are nothing that a node must have; 0: episodes keep none."""
     train_nodes: int = 1
     """Most nodes that may take a step together."""
     groups_per_step: int = 1
@@ -161,7 +165,8 @@ class Demand:
 
     def lacks(self, node: Node, tag: str) -> tuple[str, ...]:
         """Components of a tag that a node has not, for this run. Who serves a tag serves its long generations."""
-        lacking = [part for part in components(needed_tag(tag, has_classes=self.has_classes)) if not node.has_tag(part)]
+        needed = needed_tag(tag, has_classes=self.has_classes, has_slots=self.version_slots > 0)
+        lacking = [part for part in components(needed) if not node.has_tag(part)]
         if lacking and self.tag_rules:
             ruled = {given for given, rule in self.tag_rules if rule.holds(node.hardware)} - node.taken_away
             lacking = [part for part in lacking if part not in ruled]
@@ -201,6 +206,9 @@ class Assignment:
     """For the whole run, or until its tags change; so it owns no affinity bucket, and what it holds goes to other nodes."""
     buckets: tuple[int, ...] = ()
     """Affinity buckets that the node owns while it rolls out; filled in by the plan, no policy's matter."""
+    keeps: int | None = None
+    let_go: tuple[int, ...] = ()
+    """See ``Lease``; filled in by the plan."""
 
 
 Policy = Callable[[Sequence[Node], Demand, float], list[Assignment]]

@@ -1,0 +1,67 @@
+"""``AsyncLLM`` as anybody would use it: what a worker around vllm is compared with. The only benchmark file that loads vllm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from seamlessflow.run_config import RunConfig
+from services.rollout_worker.building import dtype_of
+from services.rollout_worker.engines.vllm_options import cpu_cache_bytes, model_config
+from services.rollout_worker.engines.vllm_process import ENVIRONMENT
+
+
+async def start_vllm(config: RunConfig) -> tuple[Callable[[dict[str, Any]], AsyncIterator[int]], Callable[[], Any]]:
+    """How to sample, and how to stop. The run's dtype, context, slots and options; on a CPU as much cache as our engine has.
+
+    Each request asks for the logprob of what is sampled, as ours does, and brings no seed: vLLM is slower with one.
+    """
+    for name in ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "HF_HUB_OFFLINE", "VLLM_LOGGING_LEVEL"):
+        os.environ.setdefault(name, ENVIRONMENT[name])
+    from vllm import AsyncEngineArgs, SamplingParams
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    size = {"num_slots": config.fleet.slots, "max_context_tokens": config.model.max_context_tokens}
+    folder = Path(config.model.name)
+    dtype = dtype_of(config, folder)
+    cache = {"kv_cache_memory_bytes": cpu_cache_bytes(model_config(folder), dtype=dtype, **size), "enforce_eager": True}
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(
+            model=config.model.name,
+            dtype=dtype,
+            max_model_len=config.model.max_context_tokens,
+            max_num_seqs=config.fleet.slots,
+            skip_tokenizer_init=True,
+            load_format="safetensors",
+            generation_config="vllm",
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            **(cache if current_platform.is_cpu() else {}),
+            **config.model.engine_options,
+        )
+    )
+    number = 0
+
+    async def sample(request: dict[str, Any]) -> AsyncIterator[int]:
+        nonlocal number
+        number += 1
+        params = SamplingParams(
+            temperature=1.0,
+            max_tokens=request["max_tokens"],
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        async for output in engine.generate({"prompt_token_ids": request["prompt"]}, params, f"r{number}"):
+            if count := len(output.outputs[0].token_ids):
+                yield count
+
+    async def stop() -> None:
+        engine.shutdown()
+
+    return sample, stop

@@ -1,0 +1,118 @@
+"""A cell of the grid in virtual time, in a process of its own: its split is searched for, it is simulated, figures come back.
+
+    python -m loadtest.fleet.virtual_cell < CELL.json        what ``played_apart`` runs; one line of JSON
+
+An episode here is one, where a timed one stands for many: what is coarse there is fine here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from .baselines import HAS_SPLIT, best_split, modes
+from .simulator import simulate
+from .simulator_account import Doing, Outcome
+from .timed_cell import Cell
+from .timed_modes import SEARCH_STEPS, SEARCH_WARMUP, WAYS, scene_of
+
+
+@dataclass(frozen=True)
+class VirtualFigures:
+    """What ``timed_figures.Figures`` says of a played cell, as far as reports need it; tokens and seconds are modelled."""
+
+    throughput: float
+    all_throughput: float
+    over_bound: float
+    busy: float
+    least_busy: float
+    handover: float
+    lost_or_repeated: int
+    reprefilled: float
+    """Tokens that were prefilled again for each sampled token, over the whole run."""
+    moved: int
+    staleness_mean: float
+    staleness_max: int
+    masked: float
+    step_seconds: float
+    steps: int
+    losses: Mapping[str, float]
+    """Where the node-time went that is missing from the bound, as shares of all node-time."""
+    split_throughputs: Mapping[str, float]
+    """Where a split was searched for: nodes that train to tokens a second."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, scale: int, warmup_steps: int, tried: Mapping[int, float]) -> Self:
+        """scale: episodes that one of the simulated ones stands for."""
+        tokens = sum(outcome.staleness.values())
+        busy = [share[Doing.ROLLOUT] + share[Doing.TRAIN] for share in outcome.share.values()]
+        return cls(
+            throughput=outcome.throughput * scale,
+            all_throughput=outcome.all_throughput * scale,
+            over_bound=outcome.over_bound,
+            busy=outcome.busy_share,
+            least_busy=min(busy),
+            handover=outcome.handover_share,
+            lost_or_repeated=outcome.lost_or_repeated_tokens * scale,
+            reprefilled=outcome.reprefilled_tokens / max(1, outcome.all_tokens),
+            moved=outcome.moved_generations * scale,
+            staleness_mean=sum(age * count for age, count in outcome.staleness.items()) / max(1, tokens),
+            staleness_max=max(outcome.staleness, default=0),
+            masked=outcome.masked_tokens / max(1, outcome.trained_tokens + outcome.masked_tokens),
+            step_seconds=outcome.seconds / (outcome.steps - warmup_steps),
+            steps=outcome.steps,
+            losses=outcome.losses,
+            split_throughputs={str(split): each * scale for split, each in sorted(tried.items())},
+        )
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        return cls(**{each.name: document[each.name] for each in fields(cls)})
+
+
+def played(way: str, base: Cell, warmup_steps: int) -> tuple[Cell, VirtualFigures]:
+    """The cell of a way with its best split, and what it came to. Where the workload shifts it is the best one at its start."""
+    mode = modes(base.nodes, 1, base.max_staleness)[WAYS[way]]
+    nodes = min(mode.train_nodes, base.nodes)
+    cell = replace(base, mode=way, policy=mode.policy, max_staleness=mode.max_staleness, train_nodes=nodes)
+    scene = replace(scene_of(cell, cell.workload, warmup_steps), mode=mode)
+    tried: dict[int, float] = {}
+    outcome = None
+    if way in HAS_A_SPLIT:
+        at_start = replace(scene, workload=replace(cell.workload, growth=1.0))
+        if cell.shifts and cell.steps > SEARCH_STEPS:
+            at_start = replace(at_start, steps=SEARCH_STEPS, warmup_steps=SEARCH_WARMUP)
+        split, outcome, tried = best_split(at_start)
+        cell = replace(cell, train_nodes=split)
+        scene = replace(scene, mode=replace(mode, train_nodes=split))
+    if outcome is None or cell.shifts:
+        outcome = simulate(scene)
+    return cell, VirtualFigures.of(outcome, cell.episode_scale, warmup_steps, tried)
+
+
+HAS_A_SPLIT = frozenset(word for word, name in WAYS.items() if name in HAS_SPLIT)
+
+
+def played_apart(way: str, base: Cell, warmup_steps: int) -> tuple[Cell, VirtualFigures]:
+    """The same in a process of its own, so that several can be played side by side. Raises RuntimeError with what it said."""
+    asked = json.dumps({"way": way, "cell": base.to_json(), "warmup_steps": warmup_steps})
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"simulating {way} failed: {done.stderr.strip().splitlines()[-1:]}")
+    said = json.loads(done.stdout)
+    return Cell.from_json(said["cell"]), VirtualFigures.from_json(said["figures"])
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    cell, figures = played(asked["way"], Cell.from_json(asked["cell"]), asked["warmup_steps"])
+    print(json.dumps({"cell": cell.to_json(), "figures": asdict(figures)}))
+
+
+if __name__ == "__main__":
+    main()
