@@ -1,6 +1,6 @@
 """trainer: groups of samples become optimiser steps, weights versions and, when durable, committed steps.
 
-hears      SamplesReady, TrainingEndRequested (its queue); its node's lease
+hears      SamplesReady, TrainingEndRequested (its queue); its node's lease; who reads which version, or could not (looked at)
 says       TrainerStarted, BatchReady, StepTaken, WeightsPublished, GroupTrained, GroupDropped, StepsCommitted,
            TrainingEnded, RoleTaken, RoleReleased; RunStopRequested when it cannot go on
 remembers  checkpoints in the store (model, optimiser, what they consumed); everything else it folds from the journal
@@ -15,7 +15,11 @@ waits for  a lease that makes it a run's trainer, or a member; complete groups; 
     intake    deliveries ─▶ groups              stepping      groups ─▶ BatchReady, a step, StepTaken
     commits   checkpoint ─▶ GroupTrained, StepsCommitted, acknowledgements
     device_turn   who has the device, as the lead of a gang, alone, or as a member
-    pure      groups · batches · parts · correction · packing · standing · step_metrics · algorithms/
-    torch     building (what a learner is, and which) · learner · microbatches · precision · loading · tensorfiles
-    store     checkpoints · publishing · versioning (full, or what changed) · numbers_only (what is published at all)
+    gap_alarm     each step's logprob gap, judged; engine_check: a step at learning rate 0, for ``doctor --engine``
+    pure      groups · batches · parts · correction · gap_sources · packing · standing · asking (when a version is full because
+              somebody lacks one) · step_metrics · algorithms/
+    torch     building (what a learner is, and which) · learner · lora · lora_layers · microbatches · precision · loading ·
+              tensorfiles
+    store     checkpoints · publishing · versioning (full, or what changed) · adapter_versions (LoRA: the base once, then
+              adapters) · numbers_only (what is published at all)
 """

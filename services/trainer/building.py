@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import structlog
 from torch import Tensor
@@ -39,7 +39,7 @@ class StepLearner(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Under the names the engine knows. Live, not a copy: read before the next step."""
+        """What is published, under the names the engine knows (``TrainsAdapters``: PEFT's). Live: read before the next step."""
         ...
 
     def optimizer_state(self) -> Mapping[str, Tensor]:
@@ -48,6 +48,20 @@ class StepLearner(Protocol):
 
     def restore(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor]) -> None:
         """Go on exactly where these were taken. Raises BadInput when they are another model's."""
+        ...
+
+
+@runtime_checkable
+class TrainsAdapters(Protocol):
+    """A learner whose ``weights`` are adapters to others, which it leaves as they are."""
+
+    @property
+    def adapter_config(self) -> Mapping[str, object]:
+        """What adapter_config.json says of them."""
+        ...
+
+    def base_weights(self) -> Mapping[str, Tensor]:
+        """The others, under the names the engine knows."""
         ...
 
 

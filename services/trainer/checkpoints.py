@@ -2,7 +2,7 @@
 
 ``{store}/{run}/checkpoints/{step:08d}/`` = ``model.safetensors`` (float32), ``optimizer.safetensors`` (AdamW and random
 generators), then ``manifest.json`` with digests and the account of the groups that this checkpoint is the first to hold.
-No pickle. A checkpoint without a manifest does not exist.
+Of a LoRA run ``model.safetensors`` has the adapters alone. No pickle. A checkpoint without a manifest does not exist.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Joining a run: what the journal and the store know, folded into where training goes on.
 
     base model ─▶ newest checkpoint ─▶ its commit said again ─▶ model folder ─▶ weights as head + 1 ─▶ TrainerStarted
+                              (LoRA: the base model's weights before these) ─┘
 
 Killed anywhere in between, joining again does the same; at worst a version number is used for the same weights twice.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+import torch
 
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import GroupDropped, GroupTrained, WeightsPublished
@@ -20,8 +22,10 @@ from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 from seamlessflow.weights import MANIFEST, model_path, publish_folder
+from seamlessflow.weights.adapters import AdapterFacts
 
-from .building import BuildLearner, StepLearner
+from .adapter_versions import AdapterMaker, publish_base
+from .building import BuildLearner, StepLearner, TrainsAdapters
 from .checkpoints import CheckpointStore
 from .commits import say_committed
 from .config import TrainerSettings
@@ -46,6 +50,8 @@ class Joined:
     """Optimiser steps done."""
     closed: frozenset[str]
     """Groups whose end was said."""
+    dtype: str = "float32"
+    """Served precision, as config.json names it."""
 
 
 async def join_run(
@@ -67,6 +73,7 @@ async def join_run(
         dtype,
         full_every=config.weights.full_every,
         last_step=config.algorithm.steps,
+        maker=await _adapter_maker(context, run, learner, dtype),
     )
     await publisher.join()
     await patiently("model.publish", _publish_model, context, run, folder, config)
@@ -74,7 +81,8 @@ async def join_run(
     closed = await _closed(context, run)
     line = await begin_line(context, run, step=step, weights_version=published.weights_version)
     log.info("training.joined", line=line, step=step, weights_version=published.weights_version)
-    return Joined(learner, publisher, checkpoints, steps, line, step, closed)
+    named = str(dtype).removeprefix("torch.")
+    return Joined(learner, publisher, checkpoints, steps, line, step, closed, named)
 
 
 async def _restore(context: Context, run: str, learner: StepLearner, checkpoints: CheckpointStore) -> int:
@@ -86,6 +94,14 @@ async def _restore(context: Context, run: str, learner: StepLearner, checkpoints
     await in_thread(learner.restore, tensors.weights, tensors.optimizer_state)
     await say_committed(context.speaker, run, checkpoints.path(checkpoint.step), checkpoint)
     return checkpoint.step
+
+
+async def _adapter_maker(context: Context, run: str, learner: StepLearner, dtype: torch.dtype) -> AdapterMaker | None:
+    """What makes versions of adapters, once their base is in the store. None: all weights are trained."""
+    if not isinstance(learner, TrainsAdapters):
+        return None
+    path, sha256 = await patiently("base.publish", publish_base, context.store, run, learner.base_weights(), dtype)
+    return AdapterMaker(AdapterFacts(path, sha256, learner.adapter_config))
 
 
 def _publish_model(context: Context, run: str, folder: Path, config: RunConfig) -> None:

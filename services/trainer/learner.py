@@ -9,7 +9,7 @@ Knows nothing of runs, groups or the bus.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -61,6 +61,8 @@ class StepFigures:
     """Tokens that these are means over; 0: no member had an advantage, and nothing was computed or changed."""
     gap_sum: float = 0.0
     gap_tokens: int = 0
+    gaps: list[Tensor] = field(default_factory=list)
+    """Of each part of the batch: [N] float32, |trainer - engine| of its trained tokens; NaN: not computed."""
 
     @property
     def logprob_gap(self) -> float | None:
@@ -77,8 +79,14 @@ class Learner:
         self._settings = settings
         self._compute_dtype = compute_dtype
         self._device = next(model.parameters()).device
-        self._parameters: dict[str, torch.nn.Parameter] = dict(model.named_parameters())  # tied ones once
+        trained = ((name, each) for name, each in model.named_parameters() if each.requires_grad)  # tied ones once
+        self._parameters: dict[str, torch.nn.Parameter] = dict(trained)
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0, weight_decay=settings.weight_decay, fused=True)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of matrix products."""
+        return self._compute_dtype
 
     @property
     def vocab_size(self) -> int:
@@ -126,6 +134,7 @@ class Learner:
         figures, unit, total = StepFigures(), 0, 0
         for batch in parts:
             unit, total = unit or max(1, batch.num_trained), total + batch.num_trained
+            figures.gaps.append(torch.full((batch.num_trained,), float("nan")))
             paths = batch.teaching_paths
             figures.num_computed += sum(len(path.trained) for group in paths for path in group)
             for micro_batch in self._micro_batches(paths):
@@ -172,6 +181,7 @@ class Learner:
         loss.backward()  # type: ignore[no-untyped-call]
         ratios_K = importance_ratios(logprobs_K, engine_K)
         gap, gap_tokens = logprob_gap(logprobs_K, engine_K, batch.is_current_N[tokens_K].to(self._device))
+        figures.gaps[-1][tokens_K] = (logprobs_K.detach().float() - engine_K).abs().cpu()
         figures.loss += float(loss.detach())
         figures.importance_ratio += float(ratios_K.sum())
         figures.truncated_fraction += float((ratios_K > cap).sum())
@@ -183,13 +193,15 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         """The live float32 weights under the names of the model's own safetensors. Not a copy: read before the next step."""
+        return dict(self._stored())
+
+    def _stored(self) -> Iterator[tuple[str, Tensor]]:
+        """All that the model holds, tied tensors once, as transformers stores them."""
         seen: set[int] = set()
-        named = {}
         for name, tensor in self._model.state_dict().items():
-            if tensor.data_ptr() not in seen:  # a tied tensor is stored once, as transformers does
+            if tensor.data_ptr() not in seen:
                 seen.add(tensor.data_ptr())
-                named[name] = tensor.detach()
-        return named
+                yield name, tensor.detach()
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """``<kind>.<parameter>`` for each of STATE_KINDS, and the random generators' states. Live, like ``weights``."""
@@ -203,10 +215,15 @@ class Learner:
 
     def restore(self, weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor]) -> None:
         """Go on exactly where these were taken. Raises BadInput when they are another model's."""
-        missing = sorted(set(self.weights()) ^ set(weights))
-        if missing:
+        ours = self.weights()
+        if missing := sorted(set(ours) ^ set(weights)):
             raise BadInput(f"the checkpoint is of another model: weights {', '.join(missing[:5])} are on one side only")
-        self._model.load_state_dict(weights, strict=False)
+        if odd := sorted(name for name, tensor in ours.items() if tensor.shape != weights[name].shape):
+            shapes = f"{list(weights[odd[0]].shape)} there and {list(ours[odd[0]].shape)} here"
+            raise BadInput(f"the checkpoint is of another model: {odd[0]} is {shapes}")
+        with torch.no_grad():
+            for name, tensor in ours.items():
+                tensor.copy_(weights[name])
         for name, parameter in self._parameters.items():
             kept = {kind: optimizer_state[f"{kind}.{name}"] for kind in STATE_KINDS if f"{kind}.{name}" in optimizer_state}
             if kept:

@@ -33,7 +33,8 @@ def served_dtype(folder: Path, wanted: str) -> torch.dtype:
 
 
 def load_learner(folder: Path, config: RunConfig, device: torch.device) -> Learner:
-    """Read the base model and check that it can be trained in packed rows. Raises BadInput; takes seconds."""
+    """Read the base model and check that it can be trained in packed rows; with ``lora`` its adapters are what is trained.
+    Raises BadInput; takes seconds."""
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a service logs events
     try:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
@@ -42,17 +43,21 @@ def load_learner(folder: Path, config: RunConfig, device: torch.device) -> Learn
     except (OSError, ValueError) as wrong:
         raise BadInput(f"model {config.model.name}: cannot be loaded for training: {wrong}") from wrong
     check_architecture(model, config.model.name)
-    algorithm = config.algorithm
-    return Learner(
-        model.to(device),
-        Hyperparameters(
-            temperature=config.sampling.temperature,
-            weight_decay=algorithm.weight_decay,
-            max_grad_norm=algorithm.max_grad_norm,
-            importance_cap=algorithm.importance_cap,
-            micro_batch_tokens=algorithm.micro_batch_tokens,
-        ),
-        compute_dtype=pick_compute_dtype(device, served_dtype(folder, config.model.dtype)),
+    algorithm, served = config.algorithm, served_dtype(folder, config.model.dtype)
+    settings = Hyperparameters(
+        temperature=config.sampling.temperature,
+        weight_decay=algorithm.weight_decay,
+        max_grad_norm=algorithm.max_grad_norm,
+        importance_cap=algorithm.importance_cap,
+        micro_batch_tokens=algorithm.micro_batch_tokens,
+    )
+    compute = pick_compute_dtype(device, served)
+    if config.lora is None:
+        return Learner(model.to(device), settings, compute_dtype=compute)
+    from .lora import adapter_learner  # peft: for runs that ask for it
+
+    return adapter_learner(
+        model, config.lora, settings, name=config.model.name, seed=config.seed, served=served, compute=compute, device=device
     )
 
 

@@ -6,10 +6,13 @@ Killed anywhere, the next start takes the next number: a number is used up as so
 worker has seen one that was not. Two trainers cannot both publish: of a number the journal keeps the first message, and who
 finds another folder in it than its own stops before it touches the head; so does who finds the head's revision changed since
 it joined. What it wrote until then lies in a folder of its own, that nothing names and ``collect`` removes.
+
+A reader that cannot have the newest version says so (``seamlessflow.weights.readers``), and there is one in full (``asking``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,32 +25,29 @@ from seamlessflow.ages import VersionSteps
 from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
-from seamlessflow.contracts import WeightsHead, WeightsPublished
+from seamlessflow.contracts import WeightsHead, WeightsPublished, WeightsReading
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
-from seamlessflow.errors import Refused, SequenceMismatch
+from seamlessflow.errors import Refused, SeamlessFlowError, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Speaker
-from seamlessflow.weights import folders_of_versions, publish_folder, remove_folder, weights_path
-from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
+from seamlessflow.weights import publish_folder, weights_path
+from seamlessflow.weights.collection import Collection
+from seamlessflow.weights.manifests import DELTA_FILE
+from seamlessflow.weights.readers import Readings, read_readings
 
+from .asking import FullAsked
 from .threads import in_thread, patiently
-from .versioning import VersionFiles, VersionMaker
+from .versioning import MakesVersions, VersionMaker, WritesFiles
 
 log = structlog.get_logger()
 
-KEEP_VERSIONS = 4
-"""Versions that stay in the store, with all that they build on. A worker that finds a version gone reads the head again and
-takes a newer one."""
-
-
-async def read_head(bus: Bus, run: str) -> WeightsHead | None:
-    """The newest complete version of a run; None: nothing was published yet."""
-    entry = await (await bus.kv(WEIGHTS_BUCKET)).get(run)
-    return None if entry is None else unpack_record(WeightsHead, entry.value)
+LOOK_SECONDS = 5.0
+"""How long it may take to see what readers say. A server older than their bucket does not tell, and no step waits for it."""
 
 
 class WeightsPublisher:
     """Publishes one run's weights. ``steps`` learns every version published. full_every: see ``weights.full_every``.
-    last_step: from it on versions are full, so that what a finished run leaves is loaded by itself."""
+    last_step: from it on versions are full, so that what a finished run leaves is loaded by itself. maker: of versions that
+    are something else than all weights in ``dtype``."""
 
     def __init__(
         self,
@@ -60,15 +60,18 @@ class WeightsPublisher:
         *,
         full_every: int,
         last_step: int | None = None,
+        maker: MakesVersions | None = None,
     ) -> None:
         self._bus, self._store, self._speaker, self._run = bus, store, speaker, run
-        self._steps, self._maker = steps, VersionMaker(dtype, full_every)
+        self._steps = steps
+        self._maker: MakesVersions = maker or VersionMaker(dtype, full_every)
         self._last_step = last_step
         self._revision: int | None = None
-        self._full: dict[str, bool] = {}
-        """Of the complete folders seen, by path, whether they are full: a manifest does not change."""
+        self._collection, self._asked = Collection(store, run), FullAsked()
         self.weights_version = -1
         """The newest published; -1: none."""
+        self._newest_full = -1
+        """Of those that this process published."""
 
     async def join(self) -> None:
         """Read the head and take over from whoever wrote it. ``steps`` must know the journal's versions."""
@@ -80,18 +83,30 @@ class WeightsPublisher:
         newest = self._steps.newest
         self.weights_version = max(head, -1 if newest is None else newest)
 
-    async def publish(self, weights: Mapping[str, Tensor], *, step: int, epoch: int) -> WeightsPublished:
-        """Make the weights the head, under a new number.
+    @property
+    def newest_is_full(self) -> bool:
+        """Whether the newest version is loaded by itself."""
+        return self._newest_full == self.weights_version
+
+    async def publish(self, weights: Mapping[str, Tensor], *, step: int, epoch: int, in_full: bool = False) -> WeightsPublished:
+        """Make the weights the head, under a new number. in_full: whatever ``full_every`` says.
 
         Raises Refused when another trainer publishes for this run; BadInput, before a byte is written, see ``NumbersOnly``.
         """
         started, version = time.monotonic(), self.weights_version + 1
         path = weights_path(self._run, version, uuid.uuid4().hex[:12])
         is_last = self._last_step is not None and step >= self._last_step
+        missed = () if in_full else await self._missed()
+        asked = in_full or self._asked.for_step(missed, version=version, newest_full=self._newest_full)
         files = await in_thread(
-            self._maker.make, weights, version=version, step=step, newest=self.weights_version, is_last=is_last
+            self._maker.make,
+            weights,
+            version=version,
+            step=step,
+            newest=self.weights_version,
+            is_last=is_last or asked,
         )
-        num_bytes = await patiently("weights.publish", self._write, path, files)
+        num_bytes, is_full = await patiently("weights.publish", self._write, path, files)
         published = WeightsPublished(
             run=self._run,
             weights_version=version,
@@ -104,6 +119,7 @@ class WeightsPublisher:
         self._steps.publish(version, step)
         await self._move_head(WeightsHead(weights_version=version, step=step, path=path, epoch=epoch))
         self.weights_version = version
+        self._newest_full = version if is_full else self._newest_full
         self._maker.published(version, path)
         await self._bus.hint(HINT_WEIGHTS.format(run=self._run), b"")
         return published
@@ -121,9 +137,12 @@ class WeightsPublisher:
         if first is None or first.path != published.path:
             raise Refused(f"weights version {version} of run {self._run} was published by another trainer; this one stops")
 
-    def _write(self, path: str, files: VersionFiles) -> int:
+    def _write(self, path: str, files: WritesFiles) -> tuple[int, bool]:
+        """Bytes written, and whether the version needs no other."""
+        contents = files.contents()
+        is_full = contents.keys() != {DELTA_FILE}
         # All versions up to the next full one build on a delta: small as it is, it is read once to see that it arrived.
-        return publish_folder(self._store, path, files.contents(), files.facts, read_back=(DELTA_FILE,))
+        return publish_folder(self._store, path, contents, files.facts, read_back=(DELTA_FILE,)), is_full
 
     async def _move_head(self, head: WeightsHead) -> None:
         bucket, value = await self._bus.kv(WEIGHTS_BUCKET), pack_record(head)
@@ -138,33 +157,32 @@ class WeightsPublisher:
                 raise Refused(f"the weights' head of run {self._run} was moved by another trainer; this one stops") from wrong
             self._revision = entry.revision  # only our acknowledgement was lost
 
-    def collect(self) -> None:
-        """Remove all but the newest versions and what their deltas build on. Blocks.
+    async def is_wanted_now(self) -> bool:
+        """Whether somebody cannot have the newest version, so that it should be published once more, in full, at once."""
+        return self._asked.for_now(await self._missed(), newest_full=self._newest_full, now=time.monotonic())
 
-        Raises Unavailable where a manifest cannot be read: nothing is removed then.
+    async def _missed(self) -> tuple[WeightsReading, ...]:
+        """What readers could not have. A server that does not tell is no reason to wait: they say it again."""
+        try:
+            return (await self._readings()).missed
+        except SeamlessFlowError as wrong:
+            log.warning("weights.readers_unseen", run=self._run, reason=str(wrong))
+            return ()
+
+    async def _readings(self) -> Readings:
+        """Raises Unavailable."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                return await read_readings(self._bus, self._run)
+        except TimeoutError as wrong:
+            raise Unavailable(f"what readers say (bucket READERS) did not come within {LOOK_SECONDS:g} s") from wrong
+
+    async def collect(self) -> None:
+        """Remove what neither the newest versions nor a reader need (``seamlessflow.weights.keeping``).
+
+        Raises Unavailable where a manifest or a lease cannot be read: nothing is removed then.
         """
-        there = folders_of_versions(self._store, weights_path(self._run, 0).rsplit("/", 1)[0])
-        paths = {path for each in there.values() for path in each}
-        self._full = {path: is_full for path, is_full in self._full.items() if path in paths}
-        oldest = self._full_before(self.weights_version - KEEP_VERSIONS + 1, there)
-        for version in [each for each in there if oldest is not None and each < oldest]:
-            for path in there[version]:
-                remove_folder(self._store, path)
-
-    def _full_before(self, version: int, there: Mapping[int, list[str]]) -> int | None:
-        """The nearest full version up to this one; None: there is none, or none yet. Raises Unavailable."""
-        for candidate in sorted((each for each in there if each <= version), reverse=True):
-            found = [self._is_full(path, candidate) for path in there[candidate]]
-            complete = [is_full for is_full in found if is_full is not None]
-            if complete and all(complete):  # of several attempts any may be the one that was published
-                return candidate
-        return None
-
-    def _is_full(self, path: str, version: int) -> bool | None:
-        """None: there is no manifest, its writer died. Raises Unavailable."""
-        if path not in self._full:
-            try:
-                self._full[path] = read_manifest(self._store, path, version).full is not None
-            except FileNotFoundError:
-                return None
-        return self._full[path]
+        readings = await self._readings()  # after the head was moved, on which its promise rests
+        removed = await in_thread(self._collection.collect, self.weights_version, readings.reads)
+        if removed:
+            log.info("weights.collected", run=self._run, num_removed=len(removed), num_leases=len(readings.reads))

@@ -6,8 +6,7 @@ import structlog
 
 from seamlessflow.contracts import Service, StepsCommitted, TrainerStarted, TrainingEnded
 from seamlessflow.runtime import Context, failure_words, stop_run
-
-from .publishing import read_head
+from seamlessflow.weights.readers import read_head
 
 log = structlog.get_logger()
 

@@ -14,17 +14,20 @@ import asyncio
 import math
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 
 import structlog
 
 from seamlessflow.contracts import BatchReady, DropReason, StepTaken
-from seamlessflow.errors import BadInput, Unavailable
+from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 
 from .batches import TrainingBatch, is_stale, make_batch
 from .commits import Commits
 from .device_turn import DeviceTurn
+from .gap_alarm import GapAlarm
 from .groups import Group
 from .intake import Intake
 from .joining import Joined
@@ -37,6 +40,8 @@ from .threads import in_thread
 
 log = structlog.get_logger()
 
+LOOK_SECONDS = 5.0
+"""How often a trainer that waits for groups looks whether somebody cannot have the newest weights."""
 REST_SECONDS = 60.0
 """How long a step that began early waits for one more group: there may be nobody who samples while it has the device."""
 SHOWN = ("reward", "loss", "grad_norm", "logprob_gap", "trained_tokens", "seconds_wait", "seconds_train")
@@ -62,6 +67,7 @@ class Stepping:
         self._failed = False
         self._last_step_at = time.monotonic()
         self.standing = Standing(joined.step)
+        self._gap_alarm = GapAlarm(context.bus, context.speaker, run, config, joined.dtype)
 
     def stop(self) -> None:
         """No further step begins; one in progress ends soon, either way. Idempotent."""
@@ -82,7 +88,21 @@ class Stepping:
             if len(ready) >= enough or intake.end is not None:
                 intake.book.take(ready[:wanted])
                 return ready[:wanted]
-            await intake.news.wait()
+            await self._news()
+
+    async def _news(self) -> None:
+        """Wait for news. Who cannot have the newest weights meanwhile gets them in full: else no group might ever come."""
+        news, publisher = self._intake.news, self._joined.publisher
+        while not news.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await news.wait()
+                return
+            if not self._failed and self.standing.exact is not None and await publisher.is_wanted_now():
+                step, weights = self.standing.step, self._joined.learner.weights()
+                published = await publisher.publish(weights, step=step, epoch=self._device.epoch, in_full=True)
+                log.info("weights.published_again", run=self._run, step=step, weights_version=published.weights_version)
+                await self._collect()
 
     @property
     def _is_over(self) -> bool:
@@ -136,8 +156,8 @@ class Stepping:
     async def _collect(self) -> None:
         """Remove old versions. A store that is away costs nothing but space: the next step tries again."""
         try:
-            await in_thread(self._joined.publisher.collect)
-        except Unavailable as wrong:
+            await self._joined.publisher.collect()
+        except SeamlessFlowError as wrong:
             log.warning("weights.not_collected", run=self._run, reason=str(wrong))
 
     async def _learn(self, first: TrainingBatch, taken: list[Group], step: int) -> bool:
@@ -165,10 +185,11 @@ class Stepping:
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-        batch, learned = joined(parts), time.monotonic()
+        batch, learned, trained_version = joined(parts), time.monotonic(), self._joined.publisher.weights_version
         published = await self._joined.publisher.publish(learner.weights(), step=step, epoch=self._device.epoch)
         times = StepTimes(began - self._last_step_at, learned - began, time.monotonic() - learned)
-        await self._say_step(batch, step, figures, times, rate, published.weights_version)
+        gap_metrics = await self._gap_alarm.judge(batch, figures, step=step, weights_version=trained_version)
+        await self._say_step(batch, step, figures, times, rate, published.weights_version, gap_metrics)
         self._commits.add(batch, step)
         self.standing.taken()
         self._last_step_at = time.monotonic()
@@ -217,9 +238,10 @@ class Stepping:
         times: StepTimes,
         learning_rate: float,
         weights_version: int,
+        gap_metrics: Mapping[str, float],
     ) -> None:
         dropped, self._intake.judged_rewards = self._intake.judged_rewards, []
-        metrics = step_metrics(batch, figures, times, learning_rate=learning_rate, dropped_rewards=dropped)
+        metrics = step_metrics(batch, figures, times, learning_rate=learning_rate, dropped_rewards=dropped) | dict(gap_metrics)
         await self._context.speaker.say(
             StepTaken(
                 run=self._run,

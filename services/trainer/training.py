@@ -144,11 +144,14 @@ class Training:
 
     async def _end(self, line: _Line, tasks: asyncio.TaskGroup) -> None:
         """Commit what is not committed, say that training ended, let go of all that is held."""
-        step, version = line.stepping.standing.step, line.joined.publisher.weights_version
+        step, publisher = line.stepping.standing.step, line.joined.publisher
         await line.commits.settle()
         if line.commits.committed_step < step:
             await self._begin_commit(line, tasks)
             await line.commits.settle()
+        if not publisher.newest_is_full:  # stopped before its last step: what it leaves is loaded by itself all the same
+            await publisher.publish(line.joined.learner.weights(), step=step, epoch=self._device.epoch, in_full=True)
+        version = publisher.weights_version
         await self._context.speaker.say(TrainingEnded(run=self.run_name, step=step, weights_version=version))
         await line.intake.drop(line.intake.book.held, DropReason.RUN_ENDED)
         await line.intake.finish()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -35,6 +36,33 @@ MOST_MISSES = 3
 
 SAMPLE_VALUES = 4096
 """Of each tensor, to guess from: enough to tell a twentieth from a half, and soon done."""
+
+
+class WritesFiles(Protocol):
+    """A version, ready for the store."""
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """For its manifest."""
+        ...
+
+    def contents(self) -> dict[str, bytes | Iterable[bytes | memoryview]]:
+        """Its files by name; asked again where writing them failed."""
+        ...
+
+
+class MakesVersions(Protocol):
+    """Files of one version after the other."""
+
+    def make(
+        self, weights: Mapping[str, Tensor], *, version: int, step: int, newest: int, is_last: bool = False
+    ) -> WritesFiles:
+        """The files of ``version``. newest: the version that is the head now. is_last: it must need no other. Blocks."""
+        ...
+
+    def published(self, version: int, path: str) -> None:
+        """What was made last is the head now, in this folder."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

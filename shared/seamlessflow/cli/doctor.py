@@ -1,4 +1,7 @@
-"""``seamlessflow doctor``: is this machine able to do the job, and if not, what to do about it."""
+"""``seamlessflow doctor``: is this machine able to do the job, and if not, what to do about it.
+
+With ``--engine`` the question is another one: whether that engine samples from the weights it says (``doctor_engine``).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -19,11 +23,15 @@ from ..bus.server import EmbeddedServer, find_binary
 from ..client import CONNECT_SECONDS, Client
 from ..errors import SeamlessFlowError
 from ..machine import checkout_root
+from ..run_config import load_run_config
 from ..secrecy import without_password
+from .doctor_engine import Wanted, check_engine
 from .options import NatsUrl, StoreUrl
 from .place import given_address
 from .screen import make_console
 
+ENGINE = "Self-check of an engine"
+MODEL = "smollm2-135m-instruct"
 MIN_FREE_BYTES = 4 << 30
 PACKAGES = {
     "agent-runner": ("aiohttp", "reasoning_gym"),
@@ -33,8 +41,65 @@ PACKAGES = {
 }
 
 
-def doctor(nats: NatsUrl = None, store: StoreUrl = None) -> None:
-    """Check Python, packages, disk, the nats-server and the store. Exit code 1 when something is missing."""
+def doctor(
+    nats: NatsUrl = None,
+    store: StoreUrl = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Check this engine instead: transformers, continuous_batching, vllm, …", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    run_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="FILE", help="A run file: its model, precision and engine options.", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"Name or folder. Default: {MODEL}, or the run file's.", rich_help_panel=ENGINE)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Served precision: float32, bfloat16 or auto, the model's own.", rich_help_panel=ENGINE)
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Sampled of each prompt.", rich_help_panel=ENGINE)] = 32,
+    temperature: Annotated[
+        float, typer.Option(min=0.05, max=2.0, help="Of what is drawn; the rest is greedy.", rich_help_panel=ENGINE)
+    ] = 0.8,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            help="Interpreter of the engine. Default: for vllm that of .venv-vllm, else this one.", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    deadline: Annotated[float, typer.Option(min=1.0, help="Seconds that all of it may take.", rich_help_panel=ENGINE)] = 900.0,
+) -> None:
+    """Check Python, packages, disk, the nats-server and the store. Exit code 1 when something is wrong.
+
+    With --engine: put that engine through a self-check instead, without a
+    server and without a run. It samples, greedily and drawn, and has the same
+    weights published again in the middle of its generations, then others,
+    then the first ones once more; a trainer takes a step at learning rate 0 on
+    what was sampled. The table says
+
+    \b
+      do trainer and engine agree on logprobs    what a run calls logprob_gap
+      does an update end or mislabel anything    tokens have their version
+      does an update equal a fresh start         no cache of other weights
+
+    and what an engine with other weights would show, so that you see how far
+    off is told apart. When a run's logprob gap is an alarm, look here, and try
+    --engine transformers beside it. One or two minutes on two cores; needs the
+    extras of rollout-worker and trainer.
+
+    \b
+      seamlessflow doctor --engine transformers
+      seamlessflow doctor --engine transformers --model tiny-calculator
+      seamlessflow doctor --engine vllm --run my-run.toml
+    """
+    if engine is not None or run_file is not None:
+        wanted = _wanted(engine, run_file, model, dtype, tokens, temperature, python, deadline)
+        raise typer.Exit(0 if check_engine(wanted, make_console()) else 1)
     checks: list[tuple[str, Callable[[], str]]] = [
         ("python", _python),
         *[
@@ -55,6 +120,33 @@ def doctor(nats: NatsUrl = None, store: StoreUrl = None) -> None:
             failed = True
             console.print(f"[red]wrong[/] {name}: {escape(str(wrong))}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _wanted(
+    engine: str | None,
+    run_file: Path | None,
+    model: str | None,
+    dtype: str | None,
+    tokens: int,
+    temperature: float,
+    python: Path | None,
+    deadline: float,
+) -> Wanted:
+    config = None if run_file is None else load_run_config(run_file)
+    if config is not None:
+        given = {name: value for name, value in (("name", model), ("dtype", dtype)) if value is not None}
+        config = config.model_copy(update={"model": config.model.model_copy(update=given)})
+        engine = engine or config.model.engine
+    return Wanted(
+        engine=engine or "transformers",
+        model=config.model.name if config is not None else model or MODEL,
+        dtype=dtype or "auto",
+        num_tokens=tokens,
+        temperature=temperature,
+        deadline_seconds=deadline,
+        python=python,
+        config=config,
+    )
 
 
 def _python() -> str:

@@ -13,19 +13,21 @@ from trainer_world import RUN, World, by_index, run_document
 
 from seamlessflow.ages import VersionSteps
 from seamlessflow.blobs import Store
-from seamlessflow.bus.base import Bus
+from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.contracts import Role, RunStopRequested, TrainerStarted, WeightsHead, WeightsPublished
+from seamlessflow.contracts.routes import READERS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import BadInput, Refused, Unavailable
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions
 from seamlessflow.weights.manifests import DELTA_FILE
-from services.trainer import threads, versioning
+from seamlessflow.weights.readers import read_head
+from services.trainer import publishing, threads, versioning
 from services.trainer.learner import Learner
 from services.trainer.numbers_only import NumbersOnly
-from services.trainer.publishing import WeightsPublisher, read_head
+from services.trainer.publishing import WeightsPublisher
 from services.trainer.versioning import MOST_MISSES, VersionMaker
 
 
@@ -188,13 +190,13 @@ async def test_a_manifest_is_read_once_however_often_versions_are_removed(
         weights.step()
         with monkeypatch.context() as patched:
             patched.setattr(weights.store, "read", counted)
-            publisher.collect()
+            await publisher.collect()
 
     assert reads and len(reads) == len(set(reads)) and all(path.endswith(MANIFEST) for path in reads)
     assert list(folders_of_versions(weights.store, f"{RUN}/weights")) == [8, 9, 10, 11]
-    publisher.collect()
+    await publisher.collect()
     there = folders_of_versions(weights.store, f"{RUN}/weights")
-    assert publisher._full.keys() <= {path for paths in there.values() for path in paths}
+    assert publisher._collection._known.keys() <= {path for paths in there.values() for path in paths}
 
 
 async def test_a_delta_that_does_not_arrive_at_once_uploads_no_full_file_twice(
@@ -207,18 +209,18 @@ async def test_a_delta_that_does_not_arrive_at_once_uploads_no_full_file_twice(
     for step in range(2):
         await publisher.publish(weights.live, step=step, epoch=0)
         weights.step()
-    read, write, written, failures = weights.store.read, weights.store.write_chunks, list[str](), [Unavailable("slow down")]
+    read, write, written, failures = weights.store.read_range, weights.store.write_chunks, list[str](), [Unavailable("away")]
 
-    def once_away(path: str) -> bytes:
+    def once_away(path: str, start: int, end: int) -> bytes:
         if failures:
             raise failures.pop()
-        return read(path)
+        return read(path, start, end)
 
     def noted(path, chunks):  # type: ignore[no-untyped-def]
         written.append(path.rsplit("/", 1)[1])
         return write(path, chunks)
 
-    monkeypatch.setattr(weights.store, "read", once_away)
+    monkeypatch.setattr(weights.store, "read_range", once_away)
     monkeypatch.setattr(weights.store, "write_chunks", noted)
     await publisher.publish(weights.live, step=2, epoch=0)
 
@@ -243,3 +245,25 @@ def test_weights_that_promise_no_delta_are_never_held_twice(tmp_path: Path, monk
     weights.publish()
 
     assert held == [False] * 4
+
+
+async def test_a_server_that_does_not_tell_who_reads_holds_up_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is older than the readers' bucket, say: versions are published, and none is removed."""
+    bus, store = MemoryBus(), Store(f"file://{tmp_path}")
+    for stream in run_streams(RUN, max_bytes=-1):
+        await bus.ensure_stream(stream)
+    publisher, kv = publisher_of(bus, store), bus.kv
+    await publisher.join()
+
+    async def guarded(bucket: str) -> KeyValue:
+        return await (asyncio.Event().wait() if bucket == READERS_BUCKET else kv(bucket))  # type: ignore[misc,return-value]
+
+    monkeypatch.setattr(bus, "kv", guarded)
+    monkeypatch.setattr(publishing, "LOOK_SECONDS", 0.05)
+    async with asyncio.timeout(10):
+        for step in range(6):
+            await publisher.publish({"w": torch.full((8,), float(step))}, step=step, epoch=1)
+            with pytest.raises(Unavailable, match="bucket READERS"):
+                await publisher.collect()
+
+    assert len(store.folders(f"{RUN}/weights")) == 6

@@ -77,7 +77,7 @@ async def test_the_older_of_two_does_not_end_the_run_for_the_other(make_world: M
 async def test_a_store_that_is_away_while_old_versions_are_removed_fails_no_step(make_world: MakeWorld, monkeypatch) -> None:
     """It costs space, until the next step."""
 
-    def away(publisher: WeightsPublisher) -> None:
+    async def away(publisher: WeightsPublisher) -> None:
         raise Unavailable("the store is away")
 
     monkeypatch.setattr(WeightsPublisher, "collect", away)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 from structlog.testing import capture_logs
 from torch import Tensor
 from trainer_world import RUN, World, by_index, run_document
@@ -17,9 +17,10 @@ from seamlessflow.contracts import Role, StepTaken, TrainerStarted, TrainingEnde
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions, publish_folder, weights_path
 from seamlessflow.weights.fetching import fetch_version
+from seamlessflow.weights.keeping import NEWEST
 from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
-from services.rollout_worker.versions import LocalVersions, read_tensors
-from services.trainer.publishing import KEEP_VERSIONS, WeightsPublisher
+from services.rollout_worker.versions import LocalVersions
+from services.trainer.publishing import WeightsPublisher
 from services.trainer.tensorfiles import safetensors_chunks
 from services.trainer.versioning import MOST_MISSES, VersionMaker
 
@@ -126,7 +127,7 @@ def test_what_the_trainer_publishes_is_what_a_worker_hands_to_its_engine(tmp_pat
             weights.publish()
             if version != 3:
                 head = WeightsHead(weights_version=version, step=version, path=weights_path(RUN, version), epoch=0)
-                loaded = read_tensors(versions.fetch(head))
+                loaded = load_file(versions.fetch(head).weights_file)
                 assert is_same(loaded, weights.served())  # type: ignore[arg-type]
             weights.step()
 
@@ -157,7 +158,7 @@ async def test_what_newer_versions_build_on_stays(tmp_path: Path, tiny_llama: Pa
     world = await run_steps(tmp_path, tiny_llama, steps=7, learning_rate=1e-5, full_every=full_every)
 
     assert list(folders_of_versions(world.store, f"{RUN}/weights")) == list(kept)
-    for published in (await world.heard(WeightsPublished))[-KEEP_VERSIONS:]:
+    for published in (await world.heard(WeightsPublished))[-NEWEST:]:
         version = published.weights_version
         fetch_version(world.store, published.path, version, tmp_path / f"v{version}")
 
@@ -204,11 +205,11 @@ async def test_a_manifest_that_cannot_be_read_once_removes_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "read", away)
         with pytest.raises(Unavailable):
-            publisher.collect()
+            await publisher.collect()
     assert world.store.folders(f"{RUN}/weights") == before
 
     world.store.remove(f"{RUN}/weights/{before[0]}/{MANIFEST}")  # no full version at all: the same
-    publisher.collect()
+    await publisher.collect()
     assert world.store.folders(f"{RUN}/weights") == before
 
 

@@ -1,0 +1,106 @@
+"""The alarm on the logprob gap: every step is judged, and where one is beyond the limit, the journal is asked who sampled it.
+
+    step's gaps ─▶ GapWatch (seamlessflow.fidelity) ─▶ metrics ─▶ StepTaken
+                       └ beyond ─▶ gaps by episode ─▶ journal: who sampled those ─▶ gap by node ─▶ metrics, log
+
+It only tells: what a person should do about an engine that is off depends on how far (docs/operations.md). The count of steps
+in a row begins anew with each line of training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+import structlog
+import torch
+
+from seamlessflow.bus.base import Bus
+from seamlessflow.contracts import SegmentSampled, WeightsLoaded
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.streams import journal
+from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.fidelity import GAP_OF_NODE, GAP_STEPS, GapWatch, gap_limit
+from seamlessflow.run_config import RunConfig
+from seamlessflow.runtime import Speaker
+
+from .batches import TrainingBatch
+from .gap_sources import episode_gaps, gaps_of, sampled_by
+from .learner import StepFigures
+
+log = structlog.get_logger()
+
+MOST_EPISODES = 64
+"""That are looked up in the journal for one step: those with the most tokens. Enough to tell a node that is off from others."""
+
+LOOK_SECONDS = 10.0
+"""For looking them up: StepTaken waits for it."""
+
+
+def watch_of(config: RunConfig, dtype: str) -> GapWatch:
+    """As the run file says, or as rounding in the served precision explains."""
+    algorithm = config.algorithm
+    return GapWatch(algorithm.logprob_gap_limit or gap_limit(dtype), algorithm.logprob_gap_steps or GAP_STEPS)
+
+
+class GapAlarm:
+    """Of one line of one run. ``dtype``: served, as config.json names it."""
+
+    def __init__(self, bus: Bus, speaker: Speaker, run: str, config: RunConfig, dtype: str) -> None:
+        self._bus, self._speaker, self._run = bus, speaker, run
+        self._engine, self._watch = config.model.engine, watch_of(config, dtype)
+
+    async def judge(self, batch: TrainingBatch, figures: StepFigures, *, step: int, weights_version: int) -> dict[str, float]:
+        """What StepTaken says of the step's gap beyond itself; nothing where none was measured.
+
+        weights_version: the one that was trained from. A journal that is away costs the names, not the step.
+        """
+        gap = figures.logprob_gap
+        if gap is None:
+            return {}
+        self._watch = self._watch.after(gap)
+        metrics = self._watch.metrics()
+        if not self._watch.is_beyond:
+            return metrics
+        nodes = await self._by_node(batch, figures, weights_version)
+        say = log.error if self._watch.num_alarms else log.warning
+        say(
+            "logprob_gap.alarm" if self._watch.num_alarms else "logprob_gap.beyond",
+            run=self._run,
+            step=step,
+            gap=gap,
+            limit=self._watch.limit,
+            steps_in_a_row=self._watch.num_beyond,
+            engine=self._engine,
+            weights_version=weights_version,
+            by_node=nodes,
+        )
+        return metrics | {f"{GAP_OF_NODE}{node}": mean for node, mean in nodes.items()}
+
+    async def _by_node(self, batch: TrainingBatch, figures: StepFigures, weights_version: int) -> dict[str, float]:
+        gaps = episode_gaps(batch, torch.cat(figures.gaps)) if figures.gaps else {}
+        asked = dict(sorted(gaps.items(), key=lambda each: -each[1].num_tokens)[:MOST_EPISODES])
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                nodes = await self._nodes(weights_version)
+                shares = {episode: await self._shares(episode, weights_version, nodes) for episode in asked}
+        except (SeamlessFlowError, TimeoutError) as wrong:
+            log.warning("logprob_gap.nobody_named", run=self._run, reason=str(wrong) or f"not read in {LOOK_SECONDS:g} s")
+            return {}
+        return gaps_of(asked, shares)
+
+    async def _nodes(self, weights_version: int) -> dict[str, str]:
+        """Worker to node, of those that loaded the version."""
+        pattern = subject_filter(WeightsLoaded, run=self._run, weights_version=weights_version)
+        events = [await self._speaker.open(r) async for r in self._bus.read(journal(self._run), filters=(pattern,))]
+        return {each.worker: each.node for each in events if isinstance(each, WeightsLoaded) and each.node}
+
+    async def _shares(self, episode: str, weights_version: int, nodes: Mapping[str, str]) -> Counter[str]:
+        """By node; by the worker's own name where its node is not known."""
+        pattern = subject_filter(SegmentSampled, run=self._run, episode=episode)
+        events = [await self._speaker.open(r) async for r in self._bus.read(journal(self._run), filters=(pattern,))]
+        shares: Counter[str] = Counter()
+        for worker, count in sampled_by(events, weights_version).items():
+            shares[nodes.get(worker, worker)] += count
+        return shares

@@ -1,0 +1,8 @@
+"""The self-check of an engine: does it sample from the weights it says, and is that what a trainer would learn from?
+
+order ──▶ python -m services.rollout_worker.engine_check ──▶ EngineReport ──┐
+  └─────▶ python -m services.trainer.engine_check ──▶ TrainerReport ────────┴──▶ judge ──▶ checks, shown by ``doctor --engine``
+
+records     what travels between the processes, as JSON files: each needs packages that the others do not have
+judgement   numbers into verdicts; pure
+"""
