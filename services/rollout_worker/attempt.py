@@ -57,7 +57,8 @@ _ENDS = {Finish.STOP: GenerationFinish.STOP, Finish.LENGTH: GenerationFinish.LEN
 class Attempt:
     """One claim of one generation and what follows from it. ``ids``: prompt and all tokens so far; grows.
 
-    stopping: was told the history; None: it has no stop texts.
+    stopping: was told the history; None: it has no stop texts. weights_version: to be sampled under. None: the newest.
+    bucket: in which the next generations of its episode find this worker. None: the one that it is in.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Attempt:
         pace: Pace,
         stopping: Stopping | None = None,
         interest: Interest | None = None,
+        weights_version: int | None = None,
+        bucket: int | None = None,
         on_engine_death: Callable[[EngineError], None],
     ) -> None:
         self.request = request
@@ -83,7 +86,7 @@ class Attempt:
         """Tokens this attempt stored."""
         self._engine, self._speaker, self._activity = engine, speaker, activity
         self._history, self._worker, self._pace, self._stopping = history, worker, pace, stopping
-        self._on_engine_death = on_engine_death
+        self._weights_version, self._bucket, self._on_engine_death = weights_version, bucket, on_engine_death
         self._nonce = secrets.token_hex(6)
         self._request_id = f"{request.generation}.{self._nonce}"
         self._interrupting: asyncio.Task[None] | None = None
@@ -114,6 +117,7 @@ class Attempt:
             worker=self._worker,
             nonce=self._nonce,
             pace=self._pace,
+            bucket=self._bucket,
             on_failure=self._stop_sampling,
         )
         try:
@@ -177,6 +181,7 @@ class Attempt:
             stop_token_ids=self.request.stop_token_ids,
             seed=self.request.seed,
             is_streamed=self.request.stream,
+            weights_version=self._weights_version,
         )
         return cast("AsyncGenerator[Chunk, None]", self._engine.generate(self._request_id, list(self.ids), params))
 

@@ -14,13 +14,19 @@ from .inflight import History, Stretch, segment_of
 
 
 class Chain:
-    """One claim and what follows from it. ``history``: what was read before, and the claim stands on."""
+    """One claim and what follows from it. ``history``: what was read before, and the claim stands on.
 
-    def __init__(self, request: GenerationRequested, history: History, *, worker: str, nonce: str) -> None:
+    bucket: in which the next generations of its episode find this worker; said with the end.
+    """
+
+    def __init__(
+        self, request: GenerationRequested, history: History, *, worker: str, nonce: str, bucket: int | None = None
+    ) -> None:
         self.claimed = False
         """Whether something of ours is stored: a refusal after that means that somebody claimed later."""
         self.last_seq = history.last_seq
         self._request, self._worker, self._nonce = request, worker, nonce
+        self._bucket = bucket if bucket != request.bucket else None
         self._start = len(history.token_ids)
 
     def claim(self) -> GenerationClaimed:
@@ -38,7 +44,8 @@ class Chain:
 
     def segment(self, stretch: Stretch, end: GenerationFinish | None = None) -> SegmentSampled:
         """``end``: nothing comes after it. The first thing that an attempt stores is its claim, too."""
-        return segment_of(self._request, self._nonce, stretch, end, None if self.claimed else self._worker)
+        bucket = None if end is None else self._bucket
+        return segment_of(self._request, self._nonce, stretch, end, None if self.claimed else self._worker, bucket)
 
     def end(self, finish: GenerationFinish, num_tokens: int) -> GenerationEnded:
         """``num_tokens``: of the whole generation, all stored before."""
@@ -51,6 +58,7 @@ class Chain:
             nonce=self._nonce,
             finish=finish,
             num_tokens=num_tokens,
+            bucket=self._bucket,
         )
 
     def stored(self, seq: int) -> None:

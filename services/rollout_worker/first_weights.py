@@ -11,6 +11,7 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.errors import SeamlessFlowError
 
 from .head import Head
+from .reading import VersionReader
 from .versions import Fetched, LocalVersions
 
 log = structlog.get_logger()
@@ -21,12 +22,15 @@ SAY_EVERY = 40
 LONGEST_REST_SECONDS = 10.0
 
 
-async def first_weights(bus: Bus, versions: LocalVersions, run: str, on_state: Callable[[str], None]) -> Fetched:
+async def first_weights(
+    bus: Bus, versions: LocalVersions, run: str, on_state: Callable[[str], None], *, worker: str
+) -> Fetched:
     """The newest version and the model's config and tokenizer, in one folder. Waits for as long as it takes."""
     head, num_polls, rest_seconds = Head(bus, run), 0, POLL_SECONDS
+    reader = VersionReader(bus, versions, run, worker)
     while True:
         try:
-            fetched, missing = await _try(head, versions)
+            fetched, missing = await _try(head, versions, reader)
             rest_seconds = POLL_SECONDS
         except (SeamlessFlowError, FileNotFoundError) as wrong:
             fetched, missing = None, str(wrong)
@@ -41,13 +45,13 @@ async def first_weights(bus: Bus, versions: LocalVersions, run: str, on_state: C
         await asyncio.sleep(rest_seconds)
 
 
-async def _try(head: Head, versions: LocalVersions) -> tuple[Fetched | None, str]:
+async def _try(head: Head, versions: LocalVersions, reader: VersionReader) -> tuple[Fetched | None, str]:
     """The first weights, or what is missing."""
     if not await asyncio.to_thread(versions.model_is_there):
         return None, "the trainer's model folder"
     newest = await head.read()
     if newest is None:
         return None, "the first weights"
-    fetched = await asyncio.to_thread(versions.fetch, newest)
+    fetched = await reader.fetch(newest)
     await asyncio.to_thread(versions.add_model, fetched)
     return fetched, ""

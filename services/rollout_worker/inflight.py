@@ -190,8 +190,10 @@ def segment_of(
     stretch: Stretch,
     finish: GenerationFinish | None = None,
     worker: str | None = None,
+    bucket: int | None = None,
 ) -> SegmentSampled:
-    """A stretch as the event that makes it count. ``finish``: of the last one. ``worker``: of one that is the claim, too."""
+    """A stretch as the event that makes it count. ``finish`` and ``bucket``: of the last one. ``worker``: of one that is the
+    claim, too."""
     return SegmentSampled(
         run=request.run,
         episode=request.episode,
@@ -204,4 +206,5 @@ def segment_of(
         weights_version=stretch.weights_version,
         finish=finish,
         worker=worker,
+        bucket=bucket,
     )

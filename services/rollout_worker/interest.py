@@ -47,7 +47,7 @@ class Interests:
         is_asked = not before.is_abandoned and known > before.looked_until
         # Side by side: where any call was ever abandoned, each new generation asks for its own.
         ended, newest, found = await asyncio.gather(
-            self._ended(request),
+            self.has_ended(request.run, request.shard, request.episode),
             self._newest_abandoned(request.run),
             self._abandoned(request) if is_asked else _nothing(),
         )
@@ -60,8 +60,9 @@ class Interests:
     def _is_fresh(self) -> bool:
         return time.monotonic() - self._looked_at < FRESH_SECONDS
 
-    async def _ended(self, request: GenerationRequested) -> bool:
-        return await self._speaker.first(EpisodeEnded, request.run, shard=request.shard, episode=request.episode) is not None
+    async def has_ended(self, run: str, shard: int, episode: str) -> bool:
+        """Whether an episode has ended. Raises Unavailable."""
+        return await self._speaker.first(EpisodeEnded, run, shard=shard, episode=episode) is not None
 
     async def _abandoned(self, request: GenerationRequested) -> bool:
         call = {"episode": request.episode, "call": request.generation}

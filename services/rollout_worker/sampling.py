@@ -15,7 +15,7 @@ fresh generation without reading its subject; if that is wrong the claim is refu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -26,10 +26,12 @@ from seamlessflow.runtime import Inbox, Speaker, keep_alive
 from seamlessflow.runtime.inbox import MAX_ATTEMPTS, RETRY_SECONDS
 
 from .attempt import Attempt, ClaimRefused, Verdict
+from .contexts import Contexts
 from .engines.base import Engine, EngineError
-from .inflight import STREAMED, AckOnly, History, Pace, decide
+from .inflight import STREAMED, AckOnly, Continue, History, Pace, decide
 from .interest import Interest, Interests
 from .journal import read_history
+from .keeping import Keeping, Place
 from .meter import Activity
 from .prompts import Prompts
 from .refusing import end_refused
@@ -53,6 +55,8 @@ class Sampler:
     texts: of the run's model. pace: of generations that nobody reads along with.
     on_engine_death: called when the engine failed; the generation at hand goes back to the queue.
     on_weights_wanted: called when a generation asks for newer weights than the engine's.
+    keeping: where episodes keep their weights version, whose generations are sampled here.
+    contexts: is told of what the engine holds. owned: this worker's affinity buckets of a work tag.
     """
 
     def __init__(
@@ -67,15 +71,21 @@ class Sampler:
         pace: Pace,
         on_engine_death: Callable[[EngineError], None],
         on_weights_wanted: Callable[[], None],
+        keeping: Callable[[], Keeping | None] = lambda: None,
+        contexts: Contexts | None = None,
+        owned: Callable[[str], Sequence[int]] = lambda tag: (),
     ) -> None:
         self.activity = Activity(asyncio.get_running_loop().time)
         self._failures: dict[str, int] = {}
         self._engine, self._bus, self._speaker, self._inbox = engine, bus, speaker, inbox
         self._worker, self._pace = worker, pace
-        self._on_engine_death, self._on_weights_wanted = on_engine_death, on_weights_wanted
+        self._on_engine_death, self._on_weights_wanted, self._keeping = on_engine_death, on_weights_wanted, keeping
         self._prompts, self._texts, self._interests = Prompts(bus, speaker), texts, Interests(bus, speaker)
         self._attempts: set[Attempt] = set()
         self._handling: set[asyncio.Task[None]] = set()
+        self._contexts, self._owned = contexts or Contexts(engine.num_slots), owned
+        self._shards: dict[str, tuple[str, int]] = {}
+        """Run and shard of episodes whose contexts are here."""
         self._accepting = True
 
     @property
@@ -103,7 +113,18 @@ class Sampler:
             log.error(
                 "generations.not_handed_back", generations=stuck, waited_seconds=HAND_BACK_SECONDS, redelivered="after ack_wait"
             )
+        self._contexts.clear()
         return num_held
+
+    async def forget_ended(self) -> None:
+        """Ask of episodes that call for nothing whether they have ended: there is room for others then. Raises Unavailable."""
+        due = self._contexts.to_look_for(asyncio.get_running_loop().time())
+        asked = [(episode, *self._shards[episode]) for episode in due if episode in self._shards]
+        ended = await asyncio.gather(*(self._interests.has_ended(run, shard, episode) for episode, run, shard in asked))
+        for (episode, _, _), is_over in zip(asked, ended, strict=True):
+            if is_over:
+                self._contexts.over(episode)
+        self._shards = {episode: where for episode, where in self._shards.items() if self._contexts.holds(episode)}
 
     async def flush(self) -> None:
         """Store what a frozen engine sampled, so that in the journal, too, its device is idle from here on."""
@@ -154,6 +175,9 @@ class Sampler:
         if request.min_weights_version > self._engine.weights_version:
             self._on_weights_wanted()
             return Verdict.LATER
+        keeping = self._keeping()
+        if keeping is not None and keeping.place(request) is Place.ELSEWHERE:
+            return Verdict.LATER
         prompt = await self._prompts.prompt_of(request)
         return await self._claim(request, prompt, interest, is_first=is_first)
 
@@ -181,6 +205,16 @@ class Sampler:
         )
         if isinstance(decision, AckOnly):
             return Verdict.DONE
+        weights_version, keeping = None, self._keeping()
+        if keeping is not None and isinstance(decision, Continue):
+            place = keeping.place(request)
+            if place is Place.ELSEWHERE:  # its version was replaced while its prompt was read
+                return Verdict.LATER
+            if place is Place.ITS_OWN:
+                weights_version = request.weights_version
+            else:
+                keeping.let_go(request)
+        num_tokens = len(prompt) + len(history.token_ids)
         attempt = Attempt(
             request,
             history,
@@ -192,18 +226,29 @@ class Sampler:
             pace=STREAMED if request.stream else self._pace,
             stopping=stopping,
             interest=interest,
+            weights_version=weights_version,
+            bucket=self._contexts.begins(request.episode, request.bucket, num_tokens, self._owned(request.tag)),
             on_engine_death=self._refuse_all,
         )
+        self._shards[request.episode] = request.run, request.shard
         self._attempts.add(attempt)
+        verdict = Verdict.LOST
         try:
             verdict = await attempt.carry_out(decision)
         finally:
             self._attempts.discard(attempt)
+            self._note_context(request, verdict, len(attempt.ids))
             if attempt.num_said:
                 self._failures.pop(request.generation, None)
         if verdict is Verdict.DONE and not interest.is_abandoned:  # then its prompt was never worked out
             self._prompts.remember(request, attempt.ids)
         return verdict
+
+    def _note_context(self, request: GenerationRequested, verdict: Verdict, num_tokens: int) -> None:
+        if verdict is Verdict.DONE:
+            self._contexts.sampled(request.episode, num_tokens, asyncio.get_running_loop().time())
+        else:
+            self._contexts.left(request.episode)
 
     def _refuse_all(self, death: EngineError) -> None:
         self._accepting = False  # what is handed back must not come here again

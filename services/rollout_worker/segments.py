@@ -27,6 +27,7 @@ it, since nothing was said yet."""
 class SegmentWriter:
     """Claims a generation, then says its tokens. Make it inside a running loop; it starts at once.
 
+    bucket: in which the next generations of its episode find this worker.
     on_failure: called once when an append was refused or failed; ``finish`` then raises the same error.
     """
 
@@ -39,12 +40,13 @@ class SegmentWriter:
         worker: str,
         nonce: str,
         pace: Pace,
+        bucket: int | None = None,
         on_failure: Callable[[], None],
     ) -> None:
         self.num_said = 0
         """Tokens stored under this claim."""
         self._speaker = speaker
-        self._chain = Chain(request, history, worker=worker, nonce=nonce)
+        self._chain = Chain(request, history, worker=worker, nonce=nonce, bucket=bucket)
         self._unsaid = Unsaid(len(history.token_ids), pace)
         self._on_failure = on_failure
         self._clock = asyncio.get_running_loop().time

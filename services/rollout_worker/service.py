@@ -60,7 +60,12 @@ class RolloutWorker:
         watch = LeaseWatch(self._context.bus, self._settings.node, self._on_lease)
         try:
             await self._context.until_stopped(
-                watch.run(), self._follow_leases(), watchman.observe(), watchman.drop_unwanted(), self._dead()
+                watch.run(),
+                self._follow_leases(),
+                watchman.observe(),
+                watchman.drop_unwanted(),
+                watchman.forget_ended(),
+                self._dead(),
             )
         finally:
             await self._close()
@@ -98,6 +103,8 @@ class RolloutWorker:
             return
         tenure = self._tenure
         assert tenure is not None, "every plan that needs a run joins one first"
+        if tenure.run == lease.run:
+            tenure.heed(lease)
         match move:
             case Move.STOP:
                 tenure.stop_pulling()
@@ -112,7 +119,7 @@ class RolloutWorker:
             case Move.LEAVE:
                 await tenure.leave()
                 self._tenure = None
-                self._context.presence.update(facts={}, slots=0, engine="")  # they were the run's
+                self._context.presence.update(facts={}, slots=0, engine="", run=None, versions=())  # they were the run's
                 self._say_state("idle")
             case Move.TAKE:
                 await self._take(tenure, lease)

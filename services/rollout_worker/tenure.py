@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,14 +17,16 @@ from seamlessflow.contracts import Lease
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 
+from .assembly import assembled, engine_for
 from .building import BuildEngine
 from .config import WorkerSettings
 from .engines.base import Engine, EngineError
+from .engines.two_versions import TwoVersions
 from .first_weights import first_weights
 from .inflight import Pace
-from .pulls import Pulls, late_parts, parts_of
+from .intake import Intake
+from .keeping import Keeping
 from .sampling import Sampler
-from .texts import Texts
 from .update_steps import DEADLINE_SECONDS, Step
 from .versions import Fetched, LocalVersions
 from .weights import WeightsFollower, say_loaded
@@ -52,13 +54,22 @@ class Tenure:
         self.sampler: Sampler | None = None
         self._context, self._settings, self._build, self._pace = context, settings, build, pace
         self._on_engine_death = on_engine_death
+        self._deadlines = {**DEADLINE_SECONDS, Step.FETCH: settings.fetch_seconds}
         root = Path(settings.work_dir) / "rollout-worker" / settings.node / run
         self._versions = LocalVersions(context.store, run, root)
         self._versions.clear()
-        self._preparing = asyncio.create_task(first_weights(context.bus, self._versions, run, on_state))
+        self._preparing = asyncio.create_task(
+            first_weights(context.bus, self._versions, run, on_state, worker=settings.instance)
+        )
         self._follower: WeightsFollower | None = None
         self._following: asyncio.Task[None] | None = None
-        self._pulls: Pulls | None = None
+        self._bringing: asyncio.Task[None] | None = None
+        """What is to be kept, where episodes keep their version."""
+        self._intake: Intake | None = None
+        self._keeping: Keeping | None = None
+        """Where episodes keep their weights version."""
+        self._lease: Lease | None = None
+        """The newest that was heeded."""
 
     @property
     def num_held(self) -> int:
@@ -84,17 +95,28 @@ class Tenure:
     @property
     def num_taken(self) -> Counter[int]:
         """Generations that were pulled, by the priority of the pull."""
-        return Counter() if self._pulls is None else self._pulls.num_taken
+        return Counter() if self._intake is None else self._intake.num_taken
+
+    def heed(self, lease: Lease) -> None:
+        """What a lease says of the run's weights versions, whatever its role."""
+        self._lease = lease
+        if self._keeping is not None:
+            self._keeping.heed(lease)
 
     async def pull(self, lease: Lease) -> None:
-        """Pull generations of the lease's tags: of its affinity buckets first of all nodes, of the others as a backup."""
-        assert self._pulls is not None
-        run = self.config.work_tags, self.config.fleet.buckets, self.config.has_classes
-        await self._pulls.open(parts_of(lease, *run), late_parts(lease, *run))
+        """Pull generations as a lease says."""
+        assert self._intake is not None
+        await self._intake.open(lease)
+
+    async def forget_ended(self) -> None:
+        """Make room for new episodes where others have ended. Raises Unavailable."""
+        if self.sampler is not None and self._intake is not None:
+            await self.sampler.forget_ended()
+            self._intake.look()
 
     def stop_pulling(self) -> None:
-        if self._pulls is not None:
-            self._pulls.pause()
+        if self._intake is not None:
+            self._intake.pause()
 
     async def freeze(self) -> None:
         """Keep what is held in the engine, sampling nothing; what was sampled is in the journal."""
@@ -113,11 +135,12 @@ class Tenure:
     async def leave(self) -> None:
         """Leave consumers, stop following, let go of the engine. What is held should have been handed back."""
         self._preparing.cancel()
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-        if self._pulls is not None:
-            await self._pulls.leave()
+        tasks = [task for task in (self._following, self._bringing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._intake is not None:
+            await self._intake.leave()
         if self.engine is not None:
             with suppress(EngineError):
                 await self.engine.stop()
@@ -125,46 +148,49 @@ class Tenure:
 
     async def _start_engine(self, fetched: Fetched) -> None:
         context, worker, node = self._context, self._settings.instance, self._settings.node
-        engine = self._build(self.config, self._settings, fetched.folder)
+        engine = engine_for(self._build, self.config, self._settings, fetched.folder, self._on_versions)
         try:
             await engine.start(fetched.folder, weights_version=fetched.weights_version)
         except BaseException:
             with suppress(EngineError):
                 await engine.stop()
             raise
-        sampler = Sampler(
+        parts = assembled(
             engine,
-            context.bus,
-            context.speaker,
-            context.inbox,
-            Texts(self._versions.load_tokenizer),
-            worker=worker,
-            pace=self._pace,
-            on_engine_death=self._on_engine_death,
-            on_weights_wanted=lambda: follower.poke(),
-        )
-        follower = WeightsFollower(
-            engine,
-            context.bus,
-            context.speaker,
+            context,
+            self._settings,
+            self.run,
+            self.config,
             self._versions,
-            run=self.run,
-            worker=worker,
-            node=node,
-            num_held=lambda: sampler.num_held,
-            on_thaw=lambda: sampler.activity.note(0),
-            fetched=fetched,
-            deadlines={**DEADLINE_SECONDS, Step.FETCH: self._settings.fetch_seconds},
+            fetched,
+            pace=self._pace,
+            deadlines=self._deadlines,
+            on_engine_death=self._on_engine_death,
+            on_versions=self._on_versions,
         )
-        self.engine, self.sampler, self._follower = engine, sampler, follower
-        # However much room the engine says it has: what it held beyond its share, others would wait for.
-        num_slots = min(engine.num_slots, self.config.fleet.slots)
-        self._pulls = Pulls(context.bus, self.run, sampler.handle, num_slots)
+        self.engine, self.sampler, self._follower, self._keeping = engine, parts.sampler, parts.follower, parts.keeping
+        self._on_versions()
+        self._intake = parts.intake
+        if self._keeping is not None and self._lease is not None:
+            self._keeping.heed(self._lease)
         await say_loaded(context.speaker, self.run, worker, fetched, node=node, pause_seconds=0.0, num_frozen=0)
-        self._following = asyncio.create_task(follower.run())
-        self._following.add_done_callback(self._on_follower_done)
+        self._following = self._go_on(parts.follower.run())
+        if self._keeping is not None:
+            self._bringing = self._go_on(self._keeping.run())
 
-    def _on_follower_done(self, task: asyncio.Task[None]) -> None:
+    def _on_versions(self) -> None:
+        """The engine has other versions, or one that is to be kept cannot be had."""
+        if isinstance(self.engine, TwoVersions):
+            self._context.presence.update(run=self.run, versions=self.engine.held)
+        if self._intake is not None:
+            self._intake.turn()
+
+    def _go_on(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (wrong := task.exception()) is not None:
             death = wrong if isinstance(wrong, EngineError) else EngineError(f"following the weights failed: {wrong!r}")
             self._on_engine_death(death)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.weights.downloads import DiskTrouble
 
 from .engines.base import EngineError
 
@@ -18,12 +19,15 @@ FIRST_REST_SECONDS = 1.0
 LONGEST_REST_SECONDS = 60.0
 """How long a version that failed is left alone: doubled at each failure, forgotten when the head moves."""
 
+OWN_DISK = "disk of this machine"
+"""Who is to blame when a version came and could not be written."""
+
 
 class Step(StrEnum):
     """Where an update is; the value names who is to blame when it stays there."""
 
     FETCH = "object store"
-    READ = "fetched file"
+    READ = "engine, reading the fetched file"
     PAUSE = "engine, pausing"
     LOAD = "engine, copying"
     RESUME = "engine, resuming"
@@ -41,9 +45,9 @@ DEADLINE_SECONDS: Mapping[Step, float] = {
 class StepFailed(SeamlessFlowError):
     """A step of an update failed or took too long."""
 
-    def __init__(self, step: Step, reason: str) -> None:
-        super().__init__(f"{step.name.lower()} ({step.value}): {reason}")
-        self.step = step
+    def __init__(self, step: Step, reason: str, culprit: str | None = None) -> None:
+        self.step, self.culprit = step, culprit or step.value
+        super().__init__(f"{step.name.lower()} ({self.culprit}): {reason}")
 
 
 async def within(limit_seconds: float, step: Step, work: Awaitable[T]) -> T:
@@ -56,7 +60,8 @@ async def within(limit_seconds: float, step: Step, work: Awaitable[T]) -> T:
     except EngineError:
         raise
     except Exception as wrong:  # the store, the file and the engine raise what they like; each means a failed step
-        raise StepFailed(step, f"{type(wrong).__name__}: {wrong}") from wrong
+        culprit = OWN_DISK if isinstance(wrong, DiskTrouble) else None
+        raise StepFailed(step, f"{type(wrong).__name__}: {wrong}", culprit) from wrong
 
 
 class Setbacks:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,9 @@ import structlog
 
 from seamlessflow.blobs import Store
 from seamlessflow.contracts import WeightsHead
-from seamlessflow.errors import BadInput, Unavailable
+from seamlessflow.errors import Unavailable
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
+from seamlessflow.weights.downloads import DiskTrouble
 from seamlessflow.weights.fetching import Held, fetch_version
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 KEPT_VERSIONS = 2
+PARTS = "parts"
+"""What arrived of a full file whose rest did not: the next fetch goes on from there, also in the next life of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +44,72 @@ class Fetched:
     folder: Path
     fetch_seconds: float
 
+    @property
+    def weights_file(self) -> Path:
+        """What engines stage and load."""
+        return self.folder / WEIGHTS_FILE
+
 
 class LocalVersions:
     """Versions of one run below ``root``, which belongs to this process alone."""
 
     def __init__(self, store: Store, run: str, root: Path) -> None:
         self._store, self._run, self._root = store, run, root
+        self._fetching = threading.Lock()
+        self._given_up = threading.Event()
 
     def model_is_there(self) -> bool:
         """Whether the trainer has published the model's config and tokenizer. Raises Unavailable."""
-        try:
-            return self._store.exists(f"{model_path(self._run)}/{MANIFEST}")
-        except Exception as wrong:  # each filesystem raises its own
-            raise Unavailable(f"store {self._store.url}: cannot look for the model of run {self._run}: {wrong}") from wrong
+        return self._store.exists(f"{model_path(self._run)}/{MANIFEST}")
 
     def fetch(self, head: WeightsHead) -> Fetched:
         """Bring a version here; the first one may be older than the head, where that one is damaged or gone.
 
-        Raises FileNotFoundError, Unavailable or BadInput; nothing half-fetched gets its name.
+        Raises FileNotFoundError, Unavailable or BadInput; nothing half-fetched gets its name. Unavailable at once while an
+        earlier fetch has not noticed yet that it was given up: threads that wait for a store do not pile up.
         """
+        if not self._fetching.acquire(blocking=False):
+            raise Unavailable("an earlier fetch was given up, and has not come back from the store yet")
+        try:
+            self._given_up = threading.Event()
+            return self._fetch(head, self._given_up)
+        finally:
+            self._fetching.release()
+
+    def give_up(self) -> None:
+        """Let the fetch in progress, if there is one, end soon. From any thread."""
+        self._given_up.set()
+
+    def _fetch(self, head: WeightsHead, given_up: threading.Event) -> Fetched:
         began = time.monotonic()
-        self._root.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=self._root))
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=self._root))
+        except OSError as wrong:
+            raise DiskTrouble(f"{self._root}: no folder can be made in it: {wrong}; nothing was fetched") from wrong
         try:
             held = self._newest_before(head.weights_version)
             obtained = fetch_version(
-                self._store, head.path, head.weights_version, scratch, held=held, older_will_do=held is None
+                self._store,
+                head.path,
+                head.weights_version,
+                scratch,
+                held=held,
+                older_will_do=held is None,
+                bases=self._root / "bases",
+                parts=self._root / PARTS,
+                should_stop=given_up.is_set,
             )
+            if given_up.is_set():  # nobody waits for it; what is here may be in use
+                raise Unavailable(f"the fetch of weights version {head.weights_version} was given up")
             folder = self._root / f"{obtained.weights_version:08d}"
             shutil.rmtree(folder, ignore_errors=True)
             scratch.replace(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         self._forget_old(obtained.weights_version)
+        if obtained.weights_version == head.weights_version:
+            shutil.rmtree(self._root / PARTS, ignore_errors=True)
         fetched = Fetched(obtained.weights_version, folder, time.monotonic() - began)
         log.info(
             "weights.fetched",
@@ -104,8 +141,12 @@ class LocalVersions:
             return ChatTokenizer.load(Path(scratch))
 
     def clear(self) -> None:
-        """Remove what an earlier life left."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        """Remove what an earlier life left, but for parts: each byte of them is checked before it is used."""
+        for left in self._root.iterdir() if self._root.is_dir() else ():
+            if left.name != PARTS:
+                shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):  # there are parts, or it was never there
+            self._root.rmdir()
 
     def _newest_before(self, weights_version: int) -> Held | None:
         """What changes may start from. None: nothing is here yet."""
@@ -118,17 +159,3 @@ class LocalVersions:
     def _forget_old(self, newest: int) -> None:
         for version in [each for each in self._here() if each <= newest][:-KEPT_VERSIONS]:
             shutil.rmtree(self._root / f"{version:08d}", ignore_errors=True)
-
-
-def read_tensors(fetched: Fetched) -> Mapping[str, object]:
-    """All tensors of a version, by name. Raises BadInput for a file that is not safetensors."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file  # torch is loaded by whoever has an engine, not by whoever reads this module
-
-    try:
-        tensors: Mapping[str, object] = load_file(fetched.folder / WEIGHTS_FILE)
-    except (SafetensorError, OSError) as wrong:
-        raise BadInput(
-            f"weights version {fetched.weights_version}: {WEIGHTS_FILE} is not safetensors: {wrong}; it is skipped"
-        ) from wrong
-    return tensors

@@ -14,6 +14,7 @@ from seamlessflow.runtime import Context
 from seamlessflow.telemetry import count
 
 from .config import WorkerSettings
+from .contexts import LOOK_SECONDS
 from .engines.base import CountsPrefixes, Engine, EngineError, PrefixUse
 from .meter import Meter
 from .pulls import OWNER_PRIORITY
@@ -50,6 +51,14 @@ class Watchman:
             if (tenure := self._tenure()) is not None and tenure.sampler is not None:
                 with suppress(SeamlessFlowError):  # the journal is away; asked again soon
                     await tenure.sampler.drop_unwanted()
+
+    async def forget_ended(self) -> None:
+        """Notice which episodes have ended whose contexts were here, every second until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (tenure := self._tenure()) is not None:
+                with suppress(SeamlessFlowError):  # the journal is away; asked again soon
+                    await tenure.forget_ended()
 
     def _facts(self, tenure: Tenure) -> dict[str, str | int | float]:
         assert tenure.sampler is not None and tenure.engine is not None

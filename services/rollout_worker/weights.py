@@ -1,9 +1,9 @@
 """Following the head: fetch while sampling goes on, pause for the copy alone.
 
-    announced ─▶ fetch ─▶ pause ─▶ load ─▶ resume        every step has a deadline, and a culprit the log can name
-        ▲          │        └───┬────┘        ▲
-        │          │ store      │ engine      └── always, once paused
-        └──────────┴────────────┘  the version is skipped for a while, sampling goes on with the old one
+    announced ─▶ fetch ─▶ read ─▶ pause ─▶ load ─▶ resume    every step has a deadline, and a culprit the log can name
+        ▲          │        │       └───┬────┘        ▲
+        │          │ store  │ engine    │ engine      └── always, once paused
+        └──────────┴────────┴───────────┘  the version is skipped for a while, sampling goes on with the old one
 
 The head is state, read twice a second; a hint only makes the next read come sooner. Whatever was published meanwhile, the
 next version taken is the newest. While the device is somebody else's (``freeze``), versions are fetched and not loaded;
@@ -16,7 +16,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 import structlog
 
@@ -28,22 +27,15 @@ from seamlessflow.runtime import Speaker
 
 from .engines.base import Engine, EngineError
 from .head import Head
+from .reading import VersionReader
 from .update_steps import DEADLINE_SECONDS, Setbacks, Step, StepFailed, within
-from .versions import Fetched, LocalVersions, read_tensors
+from .versions import Fetched, LocalVersions
 
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.5
 THAW_FETCH_SECONDS = 60.0
 """How long a node that got its device back waits for the newest weights before it goes on with those it has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A version whose tensors are in memory: kept together, so that no tensor is ever loaded under another's number."""
-
-    fetched: Fetched
-    tensors: Mapping[str, object]
 
 
 async def say_loaded(
@@ -68,6 +60,7 @@ class WeightsFollower:
 
     fetched: the version the engine was started with. num_held: how many generations it holds now, for WeightsLoaded.
     on_thaw: called when the engine samples again, before ``is_frozen`` says so: its silence had a reason until now.
+    pauses: False for an engine that loads new weights beside the old ones.
     """
 
     def __init__(
@@ -84,13 +77,17 @@ class WeightsFollower:
         on_thaw: Callable[[], None],
         fetched: Fetched | None = None,
         deadlines: Mapping[Step, float] = DEADLINE_SECONDS,
+        pauses: bool = True,
     ) -> None:
-        self._engine, self._bus, self._speaker, self._versions = engine, bus, speaker, versions
+        self._engine, self._bus, self._speaker = engine, bus, speaker
+        self._reader = VersionReader(bus, versions, run, worker)
         self._run, self._worker, self._node, self._num_held = run, worker, node, num_held
         self._deadlines, self._on_thaw, self._fetched = deadlines, on_thaw, fetched
+        self._pauses = pauses
         self._is_frozen = False
         self._is_asleep = False
-        self._fetching = asyncio.Lock()
+        self.fetching = asyncio.Lock()
+        """Held by who fetches: one at a time."""
         self._pausing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._head = Head(bus, run)
@@ -135,7 +132,7 @@ class WeightsFollower:
         with suppress(TimeoutError):
             async with asyncio.timeout(THAW_FETCH_SECONDS):
                 await self._prefetch()
-        ready = await self._read_if_ahead()
+        ready = await self._stage_if_ahead()
         async with self._pausing:
             loads_at = time.monotonic()
             try:
@@ -149,20 +146,20 @@ class WeightsFollower:
 
     async def _follow_once(self) -> None:
         await self._prefetch()
-        if self._is_frozen or (ready := await self._read_if_ahead()) is None:
+        if self._is_frozen or (ready := await self._stage_if_ahead()) is None:
             return
         async with self._pausing:
             if self._is_frozen:  # while we waited: thaw will load it
                 return
             paused_at, num_held = time.monotonic(), self._num_held()
-            loaded = await self._swap(ready)
-            pause_seconds = time.monotonic() - paused_at
+            loaded = await (self._swap(ready) if self._pauses else self._load(ready))
+            pause_seconds = time.monotonic() - paused_at if self._pauses else 0.0
         if loaded:
             await self._say_loaded(ready, pause_seconds, num_held)
 
     async def _prefetch(self) -> None:
         """Have the newest version here, unless it failed a moment ago."""
-        async with self._fetching:
+        async with self.fetching:
             try:
                 head = await self._head.read()
             except SeamlessFlowError as wrong:
@@ -171,41 +168,39 @@ class WeightsFollower:
             if head is None or head.weights_version <= self._newest_here or self._setbacks.is_resting(head.weights_version):
                 return
             try:
-                self._fetched = await within(
-                    self._deadlines[Step.FETCH], Step.FETCH, asyncio.to_thread(self._versions.fetch, head)
-                )
+                self._fetched = await within(self._deadlines[Step.FETCH], Step.FETCH, self._reader.fetch(head))
             except StepFailed as failure:
                 self._skip(head.weights_version, failure)
 
-    async def _read_if_ahead(self) -> Ready | None:
-        """The tensors of a fetched version the engine does not have yet; sampling goes on meanwhile."""
+    async def _stage_if_ahead(self) -> Fetched | None:
+        """A fetched version that the engine does not have yet, read by it; sampling goes on meanwhile."""
         fetched = self._fetched
         if fetched is None or fetched.weights_version <= self._engine.weights_version:
             return None
         try:
-            return Ready(fetched, await within(self._deadlines[Step.READ], Step.READ, asyncio.to_thread(read_tensors, fetched)))
+            await within(self._deadlines[Step.READ], Step.READ, self._engine.stage_weights(fetched.weights_file))
         except StepFailed as failure:
             self._skip(fetched.weights_version, failure)
             return None
+        return fetched
 
-    async def _swap(self, ready: Ready) -> bool:
+    async def _swap(self, ready: Fetched) -> bool:
         try:
             await within(self._deadlines[Step.PAUSE], Step.PAUSE, self._engine.pause())
             return await self._load(ready)
         except StepFailed as failure:
-            self._skip(ready.fetched.weights_version, failure)
+            self._skip(ready.weights_version, failure)
             return False
         finally:
             await self._or_dead(Step.RESUME, self._engine.resume())
 
-    async def _load(self, ready: Ready) -> bool:
-        version = ready.fetched.weights_version
+    async def _load(self, ready: Fetched) -> bool:
+        version = ready.weights_version
         if version <= self._engine.weights_version:
-            return False  # overtaken by a thaw while its tensors were read
+            return False  # overtaken by a thaw while it was read
         try:
-            await within(
-                self._deadlines[Step.LOAD], Step.LOAD, self._engine.load_weights(ready.tensors, weights_version=version)
-            )
+            loading = self._engine.load_weights(ready.weights_file, weights_version=version)
+            await within(self._deadlines[Step.LOAD], Step.LOAD, loading)
         except StepFailed as failure:
             self._skip(version, failure)
             return False
@@ -231,18 +226,18 @@ class WeightsFollower:
             run=self._run,
             weights_version=weights_version,
             step=failure.step.name.lower(),
-            culprit=failure.step.value,
+            culprit=failure.culprit,
             reason=str(failure),
             sampling_with=self._engine.weights_version,
             again_in_seconds=rest_seconds,
         )
 
-    async def _say_loaded(self, ready: Ready, pause_seconds: float, num_held: int) -> None:
+    async def _say_loaded(self, ready: Fetched, pause_seconds: float, num_held: int) -> None:
         await say_loaded(
             self._speaker,
             self._run,
             self._worker,
-            ready.fetched,
+            ready,
             node=self._node,
             pause_seconds=pause_seconds,
             num_frozen=num_held,

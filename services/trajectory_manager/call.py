@@ -108,6 +108,8 @@ class Call:
     refusal: CallAnswered | None = None
     """The answer, where it is an error."""
     is_answered: bool = False
+    bucket: int | None = None
+    """Affinity bucket in which what continues it finds the worker that has its context. None: its own first one."""
     runs: tuple[Run, ...] = ()
     """Of tokens that were sampled and became no turn, once it is answered."""
 

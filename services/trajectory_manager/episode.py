@@ -77,6 +77,7 @@ class Episode:
         Empty for an end: tokens are missing. Raises KeyError for an unknown call, MalformedMessage for contradicting tokens.
         """
         call, end = self.calls[event.generation], End.of(event)
+        call.bucket = call.bucket if event.bucket is None else event.bucket
         if not call.is_answered:
             if isinstance(event, SegmentSampled):
                 self._hold(call, event)
@@ -169,7 +170,7 @@ class Episode:
             episode=request.episode,
             generation=request.call,
             tag=request.tag,
-            bucket=request.bucket,
+            bucket=self._bucket_of(request, call),
             shard=request.shard,
             parent=call.parent,
             parent_tokens=call.prompt_tokens - len(suffix),
@@ -179,8 +180,17 @@ class Episode:
             stop=request.stop,
             stream=request.stream,
             min_weights_version=request.min_weights_version,
+            weights_version=request.weights_version,
             seed=request.seed,
         )
+
+    def _bucket_of(self, request: CallRequested, call: Call) -> int:
+        """Where the context of its parent is; a conversation that begins goes where its episode begins."""
+        parent = None if call.parent is None else self.calls.get(call.parent)
+        if parent is None or parent.bucket is None:
+            return request.bucket
+        call.bucket = parent.bucket if call.bucket is None else call.bucket
+        return parent.bucket
 
     def _consequence(self, event: CallRequested) -> Event | None:
         """What a request itself led to: a generation, or an error at once. None: it waits."""

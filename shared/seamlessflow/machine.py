@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import sys
@@ -31,6 +32,10 @@ _KEEPS_MEMORY = {
 keeps less: the cache that a sleeping engine frees is for the trainer beside it."""
 
 
+VLLM_PYTHON = Path(".venv-vllm") / "bin" / "python"
+"""Below the checkout; made by ./task setup:vllm."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """What the services of one machine are given."""
@@ -54,27 +59,51 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, [str(checkout_root()), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
 
 
+def interpreter_of(engine: str) -> Path:
+    """The Python that a rollout-worker with this engine runs in. Raises ConfigError where there is none.
+
+    vllm: that of ``.venv-vllm`` where there is one, since vLLM pins other versions than the rest; else ours, if it has vLLM.
+    """
+    if engine != "vllm":
+        return Path(sys.executable)
+    own = checkout_root() / VLLM_PYTHON
+    if own.is_file():
+        return own
+    if importlib.util.find_spec("vllm") is not None:
+        return Path(sys.executable)
+    raise ConfigError(
+        f'engine "vllm": there is no {VLLM_PYTHON} in {checkout_root()}: ./task setup:vllm makes it for this machine\'s CPU '
+        "(once, minutes); on a GPU see docs/operations.md"
+    )
+
+
 def default_slices() -> int:
     """Two where there are two cores: on a CPU two single-threaded processes get more done than one with two threads."""
     return 2 if (os.cpu_count() or 1) >= 2 else 1
 
 
-def service_children(machine: Machine, *, slices: int) -> list[Child]:
-    """The services of one machine as child processes.
+def service_children(machine: Machine, *, slices: int, engine: str = "transformers") -> list[Child]:
+    """The services of one machine as child processes; ``engine`` chooses the rollout-workers' interpreter, and may raise
+    ConfigError.
 
     The machine is cut into ``slices`` devices with an equal share of its cores: every slice has a rollout-worker, and the last
     one also has the trainer, so that it lends itself to rollout between steps. One slice: sampling and training take turns.
+    The servers of a remote engine belong to one worker and are no device of this machine: the trainer has that to itself.
     """
-    threads = max(1, (os.cpu_count() or 1) // slices)
+    is_remote = engine == "remote"
+    slices, trainer = (1, "local-trainer") if is_remote else (slices, f"local-{slices - 1}")
+    threads, rollout_python = max(1, (os.cpu_count() or 1) // slices), interpreter_of(engine)
     children = [
         _child("scheduler", "scheduler", "local-scheduler", machine),
         _child("trajectory-manager", "trajectory-manager", "local-trees", machine),
         _child("agent-runner", "agent-runner", "local-agents", machine),
     ]
     for index in range(slices):
-        children.append(_child(f"rollout-worker-{index}", "rollout-worker", f"local-{index}", machine, threads))
+        worker = _child(f"rollout-worker-{index}", "rollout-worker", f"local-{index}", machine, threads)
+        worker.argv[0] = str(rollout_python)
+        children.append(worker)
     # All cores for the trainer: while it steps, the other slices often wait for it at the staleness bound.
-    children.append(_child("trainer", "trainer", f"local-{slices - 1}", machine, os.cpu_count()))
+    children.append(_child("trainer", "trainer", trainer, machine, os.cpu_count()))
     return children
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from .contracts import partition
-from .contracts.tags import LONG, MAX_COMPONENTS, MAX_WORK_TAGS, long_tag
+from .contracts.tags import LONG, MAX_COMPONENTS, MAX_WORK_TAGS, SLOT, long_tag, slot_tag
 from .errors import ConfigError
 from .run_sections import REPORTED, AgentSection, EvaluationSection, ModelSection, SamplingSection, Section, TasksSection
 from .run_training_sections import (
@@ -26,6 +26,7 @@ from .run_training_sections import (
     AlgorithmSection,
     CheckpointSection,
     FleetSection,
+    LoraSection,
     TagRuleSection,
     WeightsSection,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointSection",
     "EvaluationSection",
     "FleetSection",
+    "LoraSection",
     "ModelSection",
     "RunConfig",
     "SamplingSection",
@@ -51,6 +53,10 @@ __all__ = [
     "load_run_config",
     "parse_run_config",
 ]
+
+
+TWO_ENGINES = ("transformers", "scripted")
+"""Engines of which a worker can have two."""
 
 
 class RunConfig(Section):
@@ -67,6 +73,8 @@ class RunConfig(Section):
     algorithm: AlgorithmSection
     fleet: FleetSection = FleetSection()
     checkpoints: CheckpointSection = CheckpointSection()
+    lora: LoraSection | None = None
+    """None: all weights are trained."""
     weights: WeightsSection = FULL_ALWAYS
     """Of a document without it, as of a run that an older version began: its workers may not read changes."""
     evaluation: EvaluationSection = EvaluationSection()
@@ -98,6 +106,23 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _versions_can_be_kept(self) -> RunConfig:
+        if self.weights.pinned is None:
+            return self
+        if self.fleet.long_tail is not None:
+            raise ValueError("weights.pinned and fleet.long_tail both tell generations apart by tags: leave out one of them")
+        if self.model.engine not in TWO_ENGINES:
+            raise ValueError(f"weights.pinned needs two engines in a worker: model.engine must be {' or '.join(TWO_ENGINES)}")
+        tags = sorted({agent.tag for agent in self.agents})
+        if len(tags) > 1:
+            raise ValueError(f"with weights.pinned all agents have the same tag, got {', '.join(tags)}")
+        if len(tags[0].split("+")) == MAX_COMPONENTS:
+            raise ValueError(f"with weights.pinned a tag has up to {MAX_COMPONENTS - 1} components, got {tags[0]}")
+        if wrong := [a for agent in self.agents for a in (agent.tag, agent.needs) if a and any(map(SLOT.match, a.split("+")))]:
+            raise ValueError(f"with weights.pinned v0, v1, ... are slots of versions: choose another name in {wrong[0]}")
+        return self
+
+    @model_validator(mode="after")
     def _somebody_samples_during_a_step(self) -> RunConfig:
         if self.algorithm.begin_share < 1 and self.fleet.policy == "colocated":
             raise ValueError("algorithm.begin_share must be 1 where fleet.policy is colocated: nobody samples during a step")
@@ -113,9 +138,18 @@ class RunConfig(Section):
         return self.fleet.long_tail is not None
 
     @property
+    def version_slots(self) -> int:
+        """Slots of weights versions among its tags, with ``weights.pinned``: so many that what is not too old to be trained has
+        one of its own. 0: generations go on under the newest version."""
+        return 0 if self.weights.pinned is None else min(MAX_WORK_TAGS, self.algorithm.max_staleness + 2)
+
+    @property
     def work_tags(self) -> tuple[str, ...]:
-        """Tags of the run's generations, in alphabetical order; with ``fleet.long_tail`` each also for its long ones."""
+        """Tags of the run's generations, in alphabetical order; with ``fleet.long_tail`` each also for its long ones, with
+        ``weights.pinned`` one for each slot."""
         tags = {agent.tag for agent in self.agents}
+        if self.version_slots:
+            return tuple(sorted(slot_tag(tag, slot) for tag in tags for slot in range(self.version_slots)))
         return tuple(sorted(tags if self.fleet.long_tail is None else tags | {long_tag(tag) for tag in tags}))
 
     def agent(self, env: str) -> AgentSection | None:
@@ -182,7 +216,7 @@ def _section_of(location: tuple[Any, ...]) -> list[str]:
     sections: dict[str, type[Section]] = {
         "model": ModelSection, "tasks": TasksSection, "agents": AgentSection, "sampling": SamplingSection,
         "algorithm": AlgorithmSection, "fleet": FleetSection, "checkpoints": CheckpointSection,
-        "evaluation": EvaluationSection,
+        "evaluation": EvaluationSection, "lora": LoraSection, "weights": WeightsSection,
     }  # fmt: skip
     kind = sections.get(str(location[0])) if len(location) > 1 else RunConfig
     kind = TagRuleSection if location[:2] == ("fleet", "tag_rules") else kind

@@ -30,10 +30,13 @@ class ModelSection(Section):
 
     name: str
     """``smollm2-135m-instruct`` (prepared from a package), ``tiny-calculator`` (made on the spot), a folder, or a hub id."""
-    engine: Literal["transformers", "continuous_batching", "scripted"] = "transformers"
+    engine: Literal["transformers", "continuous_batching", "vllm", "remote", "scripted"] = "transformers"
     """What samples. transformers: our own loop over a transformers model, the faster one on a CPU. continuous_batching:
-    transformers' own scheduler and paged cache; keeps the same promises, useful to check the other against. scripted:
-    no model, for tests."""
+    transformers' own scheduler and paged cache; keeps the same promises, useful to check the other against. vllm: vLLM inside
+    the worker, on one device or many; needs the extra vllm, or ./task setup:vllm on a CPU. remote: servers that already run,
+    vLLM's or SGLang's (docs/operations.md). scripted: no model, for tests."""
+    engine_options: dict[str, Any] = {}
+    """Handed through to the engine, which refuses at its start what it does not know or what is ours to set."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Served precision. auto: the model's own."""
     max_context_tokens: PositiveInt = 2048

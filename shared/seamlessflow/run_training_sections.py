@@ -5,7 +5,7 @@ Every field says what its value means, as in ``run_sections``.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -66,6 +66,11 @@ class AlgorithmSection(Section):
     """Tokens that go through the model at a time."""
     max_sequence_tokens: PositiveInt = 4096
     """Sampled tokens beyond this position are masked as too_long."""
+    logprob_gap_limit: PositiveFloat | None = None
+    """Nats. How far the trainer's logprobs may lie from the engine's at equal weights, on the mean of a step's tokens, before
+    the step counts towards an alarm. None: what rounding in the served precision explains (float32 0.05, bfloat16 0.1)."""
+    logprob_gap_steps: PositiveInt | None = None
+    """So many such steps in a row are an alarm, which `seamlessflow status` and the log show, and who sampled them. None: 3."""
 
 
 class TagRuleSection(Section):
@@ -100,18 +105,20 @@ class FleetSection(Section):
     train_nodes: PositiveInt = 1
     """Nodes that take a step together, at most. The torch learner takes its steps alone, on one node."""
     slots: PositiveInt = 32
-    """Generations side by side on one rollout-worker. Never more than contexts fit into its engine's cache, those of episodes
-    whose tools work included: what it takes beyond waits in the engine, and pushes out what is kept for their next turns
-    (docs/adr/0012)."""
+    """Generations side by side on one rollout-worker. Of new episodes a worker takes no more than contexts fit into its cache,
+    those of episodes whose tools work included, where its engine knows its cache and there are ``buckets`` (docs/adr/0019).
+    Where it does not, give no more slots than that."""
     agents: PositiveInt = 32
-    """Episodes side by side on one agent-runner; those of external agents are counted apart, up to as many again."""
+    """Episodes side by side on one agent-runner; those of external agents are counted apart, up to as many again. More than
+    workers have room for: those that wait for their first answer begin as soon as there is some."""
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
     """Partitions of the trajectory-manager. Several managers share them: see docs/operations.md."""
     buckets: Annotated[int, Field(ge=1, le=MAX_BUCKETS)] = 1
-    """Affinity buckets per tag. Episodes of one call share that of their group, episodes of several have their own; each has a
-    worker that rolls out as its owner, whose prefix cache they find: eight for each worker where there are many turns and
-    nodes are lent to training (so that none owns half as much again as another), else as many as workers. Fewer than workers:
-    all workers share all evenly. (Eight were simulated, docs/adr/0012; real services were measured with one for each.)"""
+    """Affinity buckets per tag. Each has a worker that rolls out as its owner and keeps a prefix cache. Episodes of one call
+    share that of their group; of several, the first call goes to a worker that has room, and the next ones to a bucket of it.
+    Eight for each worker where there are many turns and nodes are lent to training (so that what a node leaves behind goes to
+    all others alike), else as many as workers. Fewer than workers: all workers share all evenly. (Eight were simulated,
+    docs/adr/0012; real services were measured with one for each.)"""
     tag_rules: tuple[TagRuleSection, ...] = ()
     """Tags that nodes have for this run because of what their hardware is."""
     long_tail: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
@@ -149,6 +156,46 @@ class WeightsSection(Section):
     """Every so many versions are published in full; the others as what changed, bit for bit, where that is at most half as
     large (bfloat16: a few per cent; float32 values all change, so its versions stay full). A worker that starts fetches the
     nearest full version and the changes since. 1: every version in full, and no copy of the last in the trainer's memory."""
+    pinned: Literal["episode"] | None = None
+    """episode: all tokens of an episode are sampled under the version that was newest when it made its first call, while
+    later episodes go on to newer ones. Workers then have two versions each, in two engines: twice the memory. An episode that
+    outlives its version everywhere goes on under the newest (docs/adr/0020). None: all go on under the newest at once."""
 
 
 FULL_ALWAYS = WeightsSection(full_every=1)
+ALL_LINEAR = "all-linear"
+"""Instead of names of layers, as PEFT has it."""
+
+
+class LoraSection(Section):
+    """Train low-rank adapters beside the model's weights, which stay as they are (LoRA, arXiv:2106.09685). Versions are the
+    adapters alone, whole and in float32, whatever ``weights.full_every`` says; workers merge them (docs/adr/0018)."""
+
+    rank: PositiveInt = 16
+    """Columns of the smaller matrices."""
+    alpha: PositiveInt = 32
+    """What the adapters compute is scaled by alpha / rank."""
+    target_modules: str | tuple[str, ...] = ALL_LINEAR
+    """Which layers have an adapter. all-linear: every linear layer but the output layer. Else ends of their names, as in
+    ``["q_proj", "v_proj"]``."""
+    dropout: float = 0.0
+    """Always 0: the trainer would compute the logprobs of another model than the one that sampled."""
+
+    @field_validator("dropout")
+    @classmethod
+    def _none(cls, dropout: float) -> float:
+        if dropout != 0:
+            raise ValueError("must be 0, or left out: with dropout the trainer's logprobs are not those of what sampled")
+        return dropout
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _name_layers(cls, names: Any) -> Any:
+        if names == ALL_LINEAR:
+            return names
+        is_list = isinstance(names, list | tuple) and bool(names)
+        if not is_list or not all(isinstance(name, str) and name.strip() == name != "" for name in names):
+            raise ValueError(f'must be "{ALL_LINEAR}" or a list of the ends of layers\' names, such as ["q_proj", "v_proj"]')
+        if ALL_LINEAR in names:
+            raise ValueError(f'"{ALL_LINEAR}" stands alone, without brackets; a list names layers')
+        return names

@@ -37,6 +37,7 @@ from .contracts import (
     WeightsPublished,
 )
 from .errors import BadInput
+from .fidelity import GAP_ALARM, gap_warning
 from .suspensions import Lives
 
 
@@ -84,6 +85,8 @@ class RunView:
     fetch_seconds: float = 0.0
     weights_version: int | None = None
     weights_path: str = ""
+    engine: str = ""
+    """As the run file names it."""
     token_times: list[tuple[float, int]] = field(default_factory=list)
     version_steps: VersionSteps = field(default_factory=VersionSteps)
     tasks: set[str] = field(default_factory=set)
@@ -105,6 +108,19 @@ class RunView:
     def step(self) -> int:
         return self.steps[-1].step if self.steps else 0
 
+    @property
+    def gap_warning(self) -> str | None:
+        """What to say of the last step's logprob gap, or None."""
+        if not self.steps:
+            return None
+        last = self.steps[-1]
+        return gap_warning(last.step, last.weights_version - 1, last.metrics, self.engine)
+
+    @property
+    def num_gap_alarms(self) -> int:
+        """Steps whose logprob gap was an alarm."""
+        return sum(row.metrics.get(GAP_ALARM, 0.0) > 0 for row in self.steps)
+
     def tokens_per_second(self, window_seconds: float = 30.0) -> float:
         """Sampled tokens a second over the last window before the last event."""
         if not self.token_times or self.last_time is None:
@@ -121,6 +137,7 @@ class RunView:
         match event:
             case RunStarted():
                 self.started = time
+                self.engine = str(event.document.get("model", {}).get("engine", ""))
             case RunEnded():
                 self.ended, self.ended_at = event, time
             case TaskSubmitted():

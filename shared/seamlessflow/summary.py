@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .fidelity import GAP
 from .ledger import Ledger
 from .run_config import RunConfig
 from .run_view import RunView
@@ -48,6 +49,7 @@ def summarize(
         "episodes_by_status": dict(view.statuses),
         "forks": {"count": view.forks.total(), **view.forks, "reprefilled_tokens": view.reprefilled_tokens},
         "dead_letters": len(view.dead_letters),
+        "logprob_gap": {"alarms": view.num_gap_alarms, "largest": _largest(view, GAP), "warning": view.gap_warning or ""},
         "train_seconds": _total(view, "seconds_train"),
         "publish_seconds": _total(view, "seconds_publish"),
         "reward_by_step": [round(row.metrics.get("reward", float("nan")), 4) for row in view.steps],
@@ -81,6 +83,11 @@ def _evaluation(event: Any) -> dict[str, Any]:
         "weights_versions": list(event.weights_versions),
         "wall_seconds": round(event.wall_seconds, 3),
     }
+
+
+def _largest(view: RunView, name: str) -> float | None:
+    """Of all steps that measured it; None: none did."""
+    return max((round(row.metrics[name], 6) for row in view.steps if name in row.metrics), default=None)
 
 
 def _total(view: RunView, name: str) -> float:

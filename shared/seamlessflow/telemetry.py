@@ -26,6 +26,7 @@ COUNTED = {
     "forks": "Calls that could not go on from the exact tokens of an earlier turn, by cause; repeated deliveries included.",
     "reprefilled_tokens": "Tokens that engines had to be fed again because of forks, by cause.",
     "generations_taken": "Generations that came to a worker as the owner of their affinity bucket, as a backup, or lent.",
+    "generations_let_go": "Generations that went on under the newest weights, since nobody had those that their episode keeps.",
     "prompt_tokens": "Tokens that sequences had when an engine began with them, or began again.",
     "cached_prompt_tokens": "Those of them that its prefix cache held.",
     "answers_unlike_their_deltas": "Answers whose text does not begin with what was streamed of it.",

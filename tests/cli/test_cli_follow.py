@@ -112,6 +112,24 @@ async def test_failures_are_lines_and_lines_do_not_wrap(desk):
     assert len(lines) == 2
 
 
+async def test_a_logprob_gap_that_is_an_alarm_is_said_below_its_step_and_in_the_result(desk):
+    """With who is off; a step before it that was beyond the limit alone is not."""
+    metrics = {"reward": 0.5, "logprob_gap": 0.4, "logprob_gap_limit": 0.1, "logprob_gap/n1": 0.4}
+    steps = [
+        step(number).model_copy(update={"metrics": metrics | {"logprob_gap_alarm": alarm}})
+        for number, alarm in ((1, 0.0), (2, 1.0))
+    ]
+    await desk.begin(*steps, END)
+    follower = await desk.follow()
+    lines = desk.screen.getvalue().splitlines()
+    await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
+
+    [warning] = [line for line in lines if line.startswith("logprob gap")]
+    assert lines[-1] == warning and "(engine transformers, version 1: n1 0.4)" in warning
+    assert "1 steps of 2, up to 0.4 nats" in desk.screen.getvalue()
+    assert json.loads((desk.folder.path / "summary.json").read_text())["logprob_gap"]["warning"] == warning
+
+
 async def test_a_second_command_writes_no_step_twice(desk):
     """The first one saw step 1; a half-written line of it goes away; the second one adds step 2."""
     await desk.begin(step(1))

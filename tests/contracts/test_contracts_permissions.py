@@ -30,6 +30,7 @@ from seamlessflow.contracts.routes import (
     LEASES_BUCKET,
     NODES_BUCKET,
     ORDERS_BUCKET,
+    READERS_BUCKET,
     ROUTES,
     WEIGHTS_BUCKET,
 )
@@ -43,6 +44,7 @@ from seamlessflow.contracts.streams import (
 )
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Speaker
+from seamlessflow.weights.readers import Reader, Readings, read_readings
 from tests.contracts.examples import EXAMPLES, R
 
 ROOT = Path(__file__).parents[2]
@@ -184,6 +186,22 @@ async def test_people_order_by_hand_what_nobody_else_may(guarded, monkeypatch):
         await client.order("local", lambda order: NodeOrder())
 
 
+@pytest.mark.parametrize("service", [Service.ROLLOUT_WORKER, Service.USER], ids=lambda service: service.value)
+async def test_who_reads_weights_may_lease_them_and_the_trainer_sees_it(guarded, service):
+    """A lease, a word about what could not be had, and both are let go of again."""
+    bus, trainer = await guarded.bus(service), await guarded.bus(Service.TRAINER)
+    reader = Reader(bus, R, "reader")
+    async with asyncio.timeout(10):
+        async with reader.lease_one(3, "p") as is_leased:
+            await reader.missed(4, "q", "damaged")
+            found = await read_readings(trainer, R)
+        assert is_leased and [each.weights_version for each in (*found.reads, *found.missed)] == [3, 4]
+        await reader.got()
+        assert await read_readings(trainer, R) == Readings((), ())
+    await bus.close()
+    await trainer.close()
+
+
 async def say_to(guarded: Guarded, service: Service, tmp_path: Path) -> None:
     """One new event for a service's own part, from somebody who may say it."""
     kinds = {
@@ -267,6 +285,8 @@ NOT_ALLOWED = [
     (S.TRAJECTORY_MANAGER, f"sf.{R}.ev.segment.0.e.c", "segments are the worker's"),
     (S.TRAINER, f"sf.{R}.episode.solver.e", "episodes are opened by the scheduler"),
     (S.TRAINER, f"$KV.{LEASES_BUCKET}.local", "leases are the scheduler's"),
+    (S.TRAINER, f"$KV.{READERS_BUCKET}.{R}.reads.x", "who collects does not speak for who reads"),
+    (S.AGENT_RUNNER, f"$KV.{READERS_BUCKET}.{R}.reads.x", "it reads no weights"),
     (S.SCHEDULER, f"sf.{R}.ev.weights.1.published", "the scheduler makes streams, and still says only what is its own"),
     (S.SCHEDULER, f"sf.{R}.sample.g.e", "samples are the manager's"),
     (S.USER, f"sf.{R}.ev.run.ended", "people ask for an end, the scheduler says it"),

@@ -34,6 +34,15 @@ GOOD = {
         ({"fleet": {"buckets": 0}}, r"fleet.buckets: .*greater than or equal to 1"),
         ({"tasks": {"question_template": "Go!"}}, r"tasks.question_template: .*must hold \{question\}"),
         ({"fleet": {"policy": "magic"}}, r"fleet.policy: .*multiplexed"),
+        ({"lora": {"rank": 0}}, r"lora.rank: .*greater than 0 \(got 0\)"),
+        ({"lora": {"r": 8}}, r"lora.r: no such key; known here: alpha, dropout, rank, target_modules"),
+        ({"lora": {"dropout": 0.1}}, r"lora.dropout: .*must be 0, or left out: .*not those of what sampled"),
+        (
+            {"lora": {"target_modules": "q_proj"}},
+            r'lora.target_modules: .*must be "all-linear" or a list .*\["q_proj", "v_proj"\]',
+        ),
+        ({"lora": {"target_modules": []}}, r'lora.target_modules: .*must be "all-linear" or a list'),
+        ({"lora": {"target_modules": ["all-linear"]}}, r'lora.target_modules: .*"all-linear" stands alone, without brackets'),
     ],
 )
 def test_a_mistake_is_named(change, said):
@@ -104,3 +113,13 @@ def test_a_document_has_no_key_that_says_nothing(tmp_path):
     new = load_run_config(file)
     assert new.document["weights"] == {"full_every": 10} and parse_run_config(new.document) == new
     assert "weights" not in load_run_config(file, {"weights.full_every": 1}).document
+
+
+def test_adapters_are_trained_only_where_a_run_asks_for_them():
+    """An older service refuses a document with the section, and needs to see none where there is none."""
+    assert parse_run_config(GOOD).lora is None and "lora" not in parse_run_config(GOOD).document
+    lora = parse_run_config({**GOOD, "lora": {"target_modules": ["q_proj", "v_proj"]}})
+
+    assert (lora.lora.rank, lora.lora.alpha, lora.lora.target_modules) == (16, 32, ("q_proj", "v_proj"))
+    assert parse_run_config(json.loads(json.dumps(lora.document))) == lora
+    assert parse_run_config({**GOOD, "lora": {}}).lora.target_modules == "all-linear"

@@ -62,6 +62,17 @@ def test_a_call_becomes_a_generation_and_its_end_an_answer(world: World):
     assert list(request.suffix) == renderer().render([user("q")], None)
     assert request.stop_token_ids == (tokenizer().eos_token_id,)
     assert (request.seed, request.min_weights_version, request.parent, request.sampling.max_tokens) == (11, 2, None, 256)
+    assert request.weights_version is None
+
+
+def test_a_call_of_an_episode_that_keeps_its_version_asks_for_it_by_its_slot_again_and_again():
+    """The runner decided; whoever folds the journal afterwards says the same."""
+    world = World()
+    asked = world.agent.asks([user("q")], tag="rollout+v2", weights_version=6)
+    (request,) = world.tells(asked)
+
+    assert (request.weights_version, request.tag) == (6, "rollout+v2")
+    assert world.manager.apply(asked) == [request]
     answer = world.answers(request, "seven")
     assert answer.message == {"role": "assistant", "content": "seven"}
     assert answer.finish_reason == "stop" and answer.usage is not None
@@ -453,3 +464,34 @@ def test_an_attempt_that_failed_says_so():
     """One SamplesReady for every attempt, empty on failure."""
     ready = World().ends(status=EpisodeStatus.NOT_STARTED)
     assert (ready.status, ready.samples, ready.num_sampled, ready.num_roots) == (EpisodeStatus.NOT_STARTED, (), 0, 0)
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_what_continues_a_turn_is_asked_where_its_context_is(world: World, is_joined: bool):
+    """Who sampled it says in which bucket; as long as nobody says another it is that one, and of each branch its own."""
+
+    def sampled(request: Event, text: str, bucket: int | None) -> dict[str, Any]:
+        assert isinstance(request, GenerationRequested)
+        events = world.engine.generates(request, text + "<|im_end|>")
+        *before, last = joined(events) if is_joined else events
+        said = [each for event in (*before, last.model_copy(update={"bucket": bucket})) for each in world.tells(event)]
+        assert isinstance(said[0], CallAnswered)
+        return said[0].message
+
+    def asks(*messages: dict[str, Any]) -> GenerationRequested:
+        (request,) = world.tells(world.agent.asks(messages, bucket=8))
+        assert isinstance(request, GenerationRequested)
+        return request
+
+    first = asks(user("q"))
+    history = [user("q"), sampled(first, "one", 3), user("and?")]
+    second = asks(*history)
+    history += [sampled(second, "two", None), user("then?")]
+    third = asks(*history)
+    other = asks(user("another conversation"))
+    history += [sampled(third, "three", 5), user("so?")]
+    fourth = asks(*history)
+    beside = asks(user("another conversation"), sampled(other, "four", 6), user("and?"))
+
+    assert [each.bucket for each in (first, second, third, other, fourth, beside)] == [8, 3, 3, 8, 5, 6]
+    assert replay(((str(number), event) for number, event in enumerate(world.journal)), manager()).differences == []

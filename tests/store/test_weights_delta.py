@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
@@ -176,10 +177,19 @@ def test_an_unknown_format_is_refused_by_name():
 
 def test_a_file_that_is_not_safetensors_is_refused():
     """Cut anywhere, or of something else."""
-    made = safetensors(weights(8))
-    for content in (b"", b"half", made[:-1], made[:20], struct.pack("<Q", 2**63) + b"{}", b"\x02" + bytes(7) + b"[]"):
+    made, deep = safetensors(weights(8)), struct.pack("<Q", 100_000) + b"[" * 100_000
+    for content in (b"", b"half", made[:-1], made[:20], struct.pack("<Q", 2**63) + b"{}", b"\x02" + bytes(7) + b"[]", deep):
         with pytest.raises(BadInput, match=r"model\.safetensors is not safetensors"):
             parse_tensors(np.frombuffer(content, np.uint8), "model.safetensors")
+
+
+@pytest.mark.parametrize("shape", [[-2, -4], [8.0], ["8"], [True, 8.0]])
+def test_a_shape_that_is_none_is_refused(shape):
+    """Although its product is right."""
+    text = json.dumps({"a": {"dtype": "U8", "shape": shape, "data_offsets": [0, 8]}}).encode()
+
+    with pytest.raises(BadInput, match=r"model\.safetensors is not safetensors"):
+        parse_tensors(np.frombuffer(struct.pack("<Q", len(text)) + text + bytes(8), np.uint8), "model.safetensors")
 
 
 def test_files_of_others_are_read():

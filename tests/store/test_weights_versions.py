@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,14 @@ from structlog.testing import capture_logs  # noqa: E402
 
 from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import BadInput, Unavailable  # noqa: E402
-from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, weights_path  # noqa: E402
+from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, weights_path  # noqa: E402
 from seamlessflow.weights.delta import encode  # noqa: E402
+from seamlessflow.weights.downloads import DiskTrouble  # noqa: E402
 from seamlessflow.weights.fetching import Held, Obtained, fetch_version, tensor_digests  # noqa: E402
 from seamlessflow.weights.manifests import DELTA_FILE, StoredFile, VersionManifest, read_manifest, version_facts  # noqa: E402
 from seamlessflow.weights.routes import Route, routes  # noqa: E402
 from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
+from tests.store.small_disk import files_of_at_most  # noqa: E402
 from tests.store.weights_builders import Tensors, safetensors, same, stepped, tensor  # noqa: E402
 
 RUN = "demo"
@@ -227,20 +230,47 @@ def test_a_delta_of_another_model_is_refused(filled, tmp_path):
         b"half",
         b"[]",
         b"{}",
+        b"[" * 100_000,
         {"files": [1]},
         {"files": {}, "base": 9},
         {"files": {}, "weights_version": 3},
         {"files": {"a": {}}},
     ],
-    ids=str,
+    ids=lambda document: str(document)[:40],
 )
 def test_a_manifest_that_makes_no_sense_is_unavailable(store, document):
-    """Not JSON, no files, a base that is not earlier, another version's number."""
+    """Not JSON, or deeper than anybody can read; no files, a base that is not earlier, another version's number."""
     content = document if isinstance(document, bytes) else json.dumps(document).encode()
     store.write(f"{weights_path(RUN, 5)}/{MANIFEST}", content)
 
     with pytest.raises(Unavailable, match="is not the manifest of a version"):
         read_manifest(store, weights_path(RUN, 5), 5)
+    if isinstance(document, bytes):
+        with pytest.raises(Unavailable, match="is not a manifest"):
+            fetch_folder(store, weights_path(RUN, 5), Path("nowhere"))
+
+
+@pytest.mark.parametrize("held", [None, 6])
+def test_a_disk_that_is_too_small_is_to_blame_itself(filled, fetch, here, tmp_path, held):
+    """In full or as a delta: nothing half made stays, and with room the version is there."""
+    (tmp_path / "before").write_bytes(safetensors(LINE[6]))
+    before = None if held is None else Held(held, tmp_path / "before")
+    with files_of_at_most(len(safetensors(LINE[7])) - 1), pytest.raises(DiskTrouble, match="File too large"):
+        fetch_version(filled, weights_path(RUN, 7), 7, tmp_path / "here", held=before)
+    assert not any((tmp_path / "here").iterdir())
+
+    fetch(7, held=held)
+    assert same(here(), LINE[7])
+
+
+@pytest.mark.parametrize("content", [b"", b"half", safetensors(LINE[7])[:-1]], ids=["empty", "short", "cut"])
+def test_a_full_version_that_is_no_safetensors_is_refused(filled, tmp_path, content):
+    """As its writer wrote it: digests cannot tell."""
+    publish_folder(filled, weights_path(RUN, 8), {WEIGHTS_FILE: content}, {"weights_version": 8, "base": None})
+
+    with pytest.raises(BadInput, match=r"cannot be read as safetensors|is not safetensors"):
+        fetch_version(filled, weights_path(RUN, 8), 8, tmp_path / "here")
+    assert not any((tmp_path / "here").iterdir())
 
 
 def test_a_version_without_digests_of_its_tensors_is_had_in_full_alone(filled, tmp_path):
@@ -294,21 +324,51 @@ def test_no_route_means_that_none_is_complete(there, wanted, held):
     assert version != held and (version not in there or there[version].full is None)
 
 
-def test_one_bad_delta_is_read_once_and_no_full_file_for_it(filled, fetch, here, monkeypatch):
-    """Routes over it are not tried, the small files come first: a newcomer reads one full file, whatever was damaged."""
-    damage(filled, 4, DELTA_FILE)
-    reads, read = [], filled.read
+def count_reads(store: Store, monkeypatch) -> list[str]:
+    """What is read from now on, below the folder of versions; whole or in ranges."""
+    reads, read, read_range = [], store.read, store.read_range
 
     def counted(path: str) -> bytes:
-        reads.append(path)
+        reads.append(path.removeprefix(f"{RUN}/weights/"))
         return read(path)
 
-    monkeypatch.setattr(filled, "read", counted)
+    def counted_range(path: str, start: int, end: int) -> bytes:
+        reads.append(path.removeprefix(f"{RUN}/weights/"))
+        return read_range(path, start, end)
+
+    monkeypatch.setattr(store, "read", counted)
+    monkeypatch.setattr(store, "read_range", counted_range)
+    return reads
+
+
+def test_one_bad_delta_is_read_once_more_and_no_full_file_for_it(filled, fetch, here, monkeypatch):
+    """Routes over it are not tried, the small files come first: a newcomer reads one full file, whatever was damaged."""
+    monkeypatch.setattr("seamlessflow.weights.downloads.PAUSES_SECONDS", (0.0,) * 4)
+    damage(filled, 4, DELTA_FILE)
+    reads = count_reads(filled, monkeypatch)
 
     assert fetch(5, older_will_do=True).weights_version == 3
     assert same(here(), LINE[3])
-    assert len(reads) == len(set(reads))
-    assert [path for path in reads if path.endswith(WEIGHTS_FILE)] == [f"{weights_path(RUN, 3)}/{WEIGHTS_FILE}"]
+    assert [path for path in sorted(set(reads)) if reads.count(path) > 1] == [f"{4:08d}/{DELTA_FILE}"]
+    assert reads.count(f"{4:08d}/{DELTA_FILE}") == 2, "it may have been the way here that damaged it"
+    assert [path for path in reads if path.endswith(WEIGHTS_FILE)] == [f"{3:08d}/{WEIGHTS_FILE}"]
+
+
+@pytest.mark.parametrize("num_reads", range(1, 8))
+def test_a_fetch_that_is_to_stop_asks_the_store_for_nothing_more(filled, tmp_path, monkeypatch, num_reads):
+    """Wherever it is, on the way to an older version, too: with a store that hangs each call would take its time."""
+    damage(filled, 7, DELTA_FILE)
+    reads = count_reads(filled, monkeypatch)
+    with pytest.raises(Unavailable):
+        fetch_version(
+            filled,
+            weights_path(RUN, 7),
+            7,
+            tmp_path / "here",
+            older_will_do=True,
+            should_stop=lambda: len(reads) >= num_reads,
+        )
+    assert len(reads) == num_reads
 
 
 def test_a_newcomer_takes_an_older_version_when_the_manifest_of_the_newest_is_damaged(filled, fetch, here):
@@ -344,13 +404,7 @@ def test_a_version_that_was_collected_is_replaced_by_no_older_one(filled, fetch)
 
 def test_a_full_version_that_is_held_is_not_asked_about(filled, fetch, here, monkeypatch):
     """Its follower needs what changed since, and that alone."""
-    reads, read = [], filled.read
-
-    def counted(path: str) -> bytes:
-        reads.append(path.removeprefix(f"{RUN}/weights/"))
-        return read(path)
-
-    monkeypatch.setattr(filled, "read", counted)
+    reads = count_reads(filled, monkeypatch)
 
     assert fetch(7, held=6).route.is_held
     assert reads == [f"{7:08d}/{MANIFEST}", f"{7:08d}/{DELTA_FILE}"]

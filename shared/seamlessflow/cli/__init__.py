@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from ..errors import SeamlessFlowError
-from . import doctor, fleet, gantt, inspect, orders, replay, submit, train, up, why
+from . import doctor, fleet, gantt, inspect, orders, replay, submit, train, up, weights, why
 from .screen import log_to_stderr
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("untag")(orders.untag)
 app.command("drain")(orders.drain)
 app.command("gantt")(gantt.gantt)
 app.command("replay")(replay.replay)
+app.add_typer(weights.app, name="weights")
 app.command("doctor")(doctor.doctor)
 
 

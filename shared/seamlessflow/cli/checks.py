@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..blobs import Store
 from ..errors import ConfigError
-from ..machine import checkout_root, python_path
+from ..machine import checkout_root, interpreter_of, python_path
 from ..run_config import RunConfig
 from ..run_sections import REPORTED, AgentSection
 from ..secrecy import without_password
@@ -48,6 +48,11 @@ def check_agents(config: RunConfig) -> None:
             problems.append(f"  agent {agent.env!r}, command: {missing}")
     if problems:
         raise ConfigError("these cannot be used, and nothing was started:\n" + "\n".join(problems))
+
+
+def check_engine(config: RunConfig) -> None:
+    """Raise ConfigError where this machine has no environment for the run's engine."""
+    interpreter_of(config.model.engine)
 
 
 def import_problem(name: str, environment: Mapping[str, str]) -> str | None:

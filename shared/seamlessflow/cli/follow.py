@@ -136,6 +136,8 @@ class Follower:
             )
         elif isinstance(event, StepTaken):
             self._print(self._step_line(event))
+            if warning := self.view.gap_warning:
+                self._print(warning, style="red")
         elif line := self._complaints.line(event, at):
             self._print(line, style="red")
 

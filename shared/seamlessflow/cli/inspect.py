@@ -56,6 +56,8 @@ def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> No
     if view.steps:
         last = view.steps[-1].metrics
         console.print("last step: " + ", ".join(f"{name} {value:.4g}" for name, value in sorted(last.items())))
+    if warning := view.gap_warning:
+        console.print(f"[red]alarm[/] {escape(warning)}")
     for letter in view.dead_letters[-5:]:
         console.print(f"[red]dead letter[/] {escape(f'{letter.subject}: {letter.reason}')}")
     for failure in view.failures[-5:]:

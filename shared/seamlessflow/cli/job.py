@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..run_config import RunConfig, load_run_config
 from ..secrecy import without_password
 from ..task_sources import Questions, load_questions
-from .checks import check_agents, check_folder, check_store, prepare_model
+from .checks import check_agents, check_engine, check_folder, check_store, prepare_model
 from .endings import end
 from .feeding import feed
 from .follow import Follower
@@ -69,7 +69,7 @@ class Job:
     def check(self, config: RunConfig, store: str | None) -> None:
         """Raise ConfigError or Unavailable for what cannot work. With services elsewhere, what only we lack is a note."""
         self._questions = load_questions(config.tasks, config.seed)
-        for check in (check_agents, partial(prepare_model, console=self._console)):
+        for check in (check_engine, check_agents, partial(prepare_model, console=self._console)):
             try:
                 check(config)
             except ConfigError as wrong:

@@ -94,6 +94,10 @@ def _print(console: Console, summary: dict[str, Any], found: Ledger, folder: Fol
     table.add_row("episodes", ", ".join(f"{n} {status}" for status, n in summary["episodes_by_status"].items()))
     if summary["dead_letters"]:
         table.add_row("dead letters", f"{summary['dead_letters']}: seamlessflow status {summary['run']}")
+    if summary["logprob_gap"]["alarms"]:
+        gap = summary["logprob_gap"]
+        said = f"{gap['alarms']} steps of {summary['steps']}, up to {gap['largest']:.3g} nats"
+        table.add_row("logprob gap ALARM", f"{said}. {gap['warning']}".rstrip())
     if summary["weights"]["model"]:
         table.add_row("weights", f"{summary['weights']['model']}/ (transformers: from_pretrained)")
     table.add_row("report", f"{folder.path}/report.html, summary.json, metrics.jsonl, tensorboard/")

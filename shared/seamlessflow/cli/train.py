@@ -33,6 +33,7 @@ def train(
     name: Annotated[str | None, typer.Option(help="Name of the new run; default: from the file and the time.")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the file's seed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Instead of the file's algorithm.steps.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Instead of the file's model.engine, as in --engine vllm.")] = None,
     nats: NatsUrl = None,
     store: StoreUrl = None,
     slices: Slices = None,
@@ -46,9 +47,10 @@ def train(
     """
     if (config is None) == (resume is None):
         raise ConfigError("give either a run file or --resume RUN")
-    if resume is not None and (name, seed, steps) != (None, None, None):
-        raise ConfigError("--resume goes on with a run as it was started: leave out --name, --seed and --steps")
-    overrides: dict[str, Any] = {k: v for k, v in (("seed", seed), ("algorithm.steps", steps)) if v is not None}
+    if resume is not None and (name, seed, steps, engine) != (None, None, None, None):
+        raise ConfigError("--resume goes on with a run as it was started: leave out --name, --seed, --steps and --engine")
+    given = {"seed": seed, "algorithm.steps": steps, "model.engine": engine}
+    overrides: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     wanted = None if config is None else load_run_config(config, overrides)
     run = _checked_name(resume or name or _made_name(wanted))
     folder, elsewhere = Folder(RUNS / run), _elsewhere(run, nats, store)
@@ -80,7 +82,13 @@ async def _run(job: Job, client: Client, address: Address, wanted: RunConfig | N
     if job.elsewhere is not None:
         return await job.follow(client, config)
     async with running_services(
-        job.folder, address, slices=slices, on_event=job.note, progress=job.progress, on_hopeless=job.give_up
+        job.folder,
+        address,
+        slices=slices,
+        engine=config.model.engine,
+        on_event=job.note,
+        progress=job.progress,
+        on_hopeless=job.give_up,
     ):
         return await job.follow(client, config)
 

@@ -7,14 +7,15 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
 
 from ..bus.server import EmbeddedServer
 from ..errors import ConfigError
-from ..machine import Machine, default_slices, service_children
+from ..machine import Machine, default_slices, interpreter_of, service_children
+from ..run_sections import ModelSection
 from ..secrecy import without_password
 from ..server_keeper import ServerKeeper
 from ..supervisor import Say, Supervisor
@@ -23,6 +24,8 @@ from .interrupt import Interrupt
 from .options import NatsUrl, Slices, StoreUrl
 from .place import RUNS, Address, Folder, given_address
 from .screen import make_console
+
+ENGINES: tuple[str, ...] = get_args(ModelSection.model_fields["engine"].annotation)
 
 
 @asynccontextmanager
@@ -49,13 +52,14 @@ async def running_services(
     *,
     slices: int | None,
     on_event: Say,
+    engine: str = "transformers",
     progress: Callable[[], float] = lambda: 0.0,
     on_hopeless: Say | None = None,
 ) -> AsyncIterator[None]:
     """All services of this machine, on a server and its store; ended in order. For the rest see Supervisor."""
     assert address.store_url is not None
     machine = Machine(address.nats_url, address.store_url, folder.work.resolve(), folder.logs)
-    children = service_children(machine, slices=slices or default_slices())
+    children = service_children(machine, slices=slices or default_slices(), engine=engine)
     supervisor = Supervisor(children, on_event, progress=progress, on_hopeless=on_hopeless)
     supervisor.start()
     try:
@@ -77,15 +81,21 @@ def up(
     store: StoreUrl = None,
     port: Annotated[int | None, typer.Option(help="Port of the embedded nats-server; default: a free one.")] = None,
     slices: Slices = None,
+    engine: Annotated[
+        str, typer.Option(help="vllm: rollout-workers run in the environment that has vLLM, for runs that ask for it.")
+    ] = "transformers",
 ) -> None:
     """Start nats-server and all five services here; whatever dies is restarted. Ctrl-C ends them in order."""
     check_folder(folder)
+    if engine not in ENGINES:
+        raise ConfigError(f"--engine {engine}: expected one of {', '.join(ENGINES)}")
+    interpreter_of(engine)
     if store is not None:
         check_store(store)
-    asyncio.run(_up(Folder(folder), nats, store, port, slices))
+    asyncio.run(_up(Folder(folder), nats, store, port, slices, engine))
 
 
-async def _up(folder: Folder, nats: str | None, store: str | None, port: int | None, slices: int | None) -> None:
+async def _up(folder: Folder, nats: str | None, store: str | None, port: int | None, slices: int | None, engine: str) -> None:
     console = make_console()
 
     def on_event(name: str, what: str) -> None:
@@ -105,7 +115,7 @@ async def _up(folder: Folder, nats: str | None, store: str | None, port: int | N
             folder.announce(address)
             stack.callback(folder.retire)
             where = without_password(address.nats_url)
-        await stack.enter_async_context(running_services(folder, address, slices=slices, on_event=on_event))
+        await stack.enter_async_context(running_services(folder, address, slices=slices, on_event=on_event, engine=engine))
         console.print(f"nats-server  {without_password(address.nats_url)}\nstore        {address.store_url}", markup=False)
         console.print(f"logs         {folder.logs}/*.log", markup=False)
         console.print(f"Five services are up. Publish a run with: seamlessflow train CONFIG --nats {where}", markup=False)

@@ -25,6 +25,7 @@ from .fleet import (
     RunPhase,
     RunState,
     WeightsHead,
+    WeightsReading,
 )
 from .generations import (
     Claim,
@@ -72,5 +73,5 @@ __all__ = [
     "RunEnded", "RunPhase", "RunRequested", "RunStarted", "RunState", "RunStopRequested", "Sample", "SamplesReady",
     "Sampling", "SegmentSampled", "Service", "StepTaken", "StepsCommitted", "Tag", "TaskSubmitted", "TasksEnded",
     "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage", "WeightsHead", "WeightsLoaded", "WeightsPublished",
-    "claim_of", "is_final", "partition",
+    "WeightsReading", "claim_of", "is_final", "partition",
 ]  # fmt: skip

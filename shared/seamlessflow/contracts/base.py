@@ -89,6 +89,11 @@ class Record(BaseModel):
         return given
 
 
+def says_nothing(value: object) -> bool:
+    """For ``Field(exclude_if=...)`` of an added field: without it the bytes are those that older writers wrote."""
+    return value is None or value == ()
+
+
 class Event(Record):
     """A fact about one run, in the past tense."""
 

@@ -65,8 +65,7 @@ class GroupAdmitted(Event):
     step: int
     """Optimiser steps done when it was admitted."""
     bucket: int = 0
-    """Affinity bucket of all its episodes where they are one call each, so that prompts are what they share; of its first one
-    where they are several, and the others have the next ones (``EpisodeOpened.bucket``)."""
+    """Affinity bucket of all its episodes where they are one call each, so that prompts are what they share."""
     expected_tokens: int | None = None
     """What one of its episodes should take to sample, where the run tells long ones from others (``fleet.long_tail``) and that
     is known."""
@@ -82,6 +81,8 @@ class EpisodeOpened(Event):
     origin: EpisodeOrigin
     shard: int
     bucket: int
+    """Affinity bucket of its first call: its group's, or, where its environment's episodes take several calls, the one that is
+    nobody's (``streams.commons``); who samples that call says in which bucket the next ones are."""
     env: Token
     prompt: str
     data: dict[str, Any] = {}

@@ -24,6 +24,7 @@ from .routes import (
     NODES_BUCKET,
     ORDERS_BUCKET,
     QUEUES,
+    READERS_BUCKET,
     ROUTES,
     RUNS_BUCKET,
     WEIGHTS_BUCKET,
@@ -49,8 +50,20 @@ _BUCKET_RECORDS: dict[str, tuple[str, str, str]] = {
     WEIGHTS_BUCKET: ("`<run>`", "WeightsHead", "the trainer of the run"),
     RUNS_BUCKET: ("`<run>`", "RunState", "the scheduler"),
     ORDERS_BUCKET: ("`<node>`", "NodeOrder", "users"),
+    READERS_BUCKET: (
+        "`<run>.reads.<id>`, `<run>.missed.<reader>`",
+        "WeightsReading",
+        "who reads weights, for itself; expires unless renewed",
+    ),
 }
-_STATES: tuple[type[Record], ...] = (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead, fleet.RunState, fleet.NodeOrder)
+_STATES: tuple[type[Record], ...] = (
+    fleet.NodeStatus,
+    fleet.Lease,
+    fleet.WeightsHead,
+    fleet.RunState,
+    fleet.NodeOrder,
+    fleet.WeightsReading,
+)
 
 
 def events_document() -> str:
@@ -155,7 +168,7 @@ def _state() -> str:
 
 def _shared_parts() -> str:
     kinds = {part.__name__: part for route in ROUTES for part in _parts(route.event)}
-    kinds |= {kind.__name__: kind for kind in (fleet.NodeStatus, fleet.Lease, fleet.WeightsHead, fleet.RunState)}
+    kinds |= {kind.__name__: kind for kind in _STATES}
     return "\n".join(["## Parts of events, and values of buckets", *_flat(_record(kinds[name]) for name in sorted(kinds))])
 
 

@@ -25,10 +25,11 @@ from .routes import (
     HINT_WEIGHTS,
     NODES_BUCKET,
     ORDERS_BUCKET,
+    READERS_BUCKET,
     ROUTES,
     WEIGHTS_BUCKET,
 )
-from .streams import consumer_name
+from .streams import all_buckets, consumer_name
 from .tags import ALL_PLACES
 
 SHARDS, BUCKETS_PER_TAG = 16, 64
@@ -37,7 +38,7 @@ SHARDS, BUCKETS_PER_TAG = 16, 64
 SERVICES = tuple(service for service in Service if service is not Service.USER)
 PARTS: Mapping[Service, Sequence[str] | None] = {
     Service.AGENT_RUNNER: None,
-    Service.ROLLOUT_WORKER: [f"{place}.{bucket}" for place in ALL_PLACES for bucket in range(BUCKETS_PER_TAG)],
+    Service.ROLLOUT_WORKER: [f"{place}.{bucket}" for place in ALL_PLACES for bucket in all_buckets(BUCKETS_PER_TAG)],
     Service.TRAJECTORY_MANAGER: [str(shard) for shard in range(SHARDS)],
     Service.SCHEDULER: ("",),
     Service.TRAINER: ("",),
@@ -51,7 +52,8 @@ HINTS: Mapping[Service, tuple[str, ...]] = {
 WRITABLE: Mapping[Service, tuple[str, ...]] = {
     Service.SCHEDULER: BUCKETS,
     Service.TRAINER: (NODES_BUCKET, WEIGHTS_BUCKET),
-    Service.USER: (ORDERS_BUCKET,),
+    Service.ROLLOUT_WORKER: (NODES_BUCKET, READERS_BUCKET),
+    Service.USER: (ORDERS_BUCKET, READERS_BUCKET),
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from .base import Event, Record, Token
+from pydantic import Field
+
+from .base import Event, Record, Token, says_nothing
 
 
 class Role(StrEnum):
@@ -87,8 +89,12 @@ class NodeStatus(Record):
     epoch: int = 0
     """Trajectory-manager: of the newest lease that it obeys. It has let go of all shards which that one does not name."""
     run: str | None = None
-    """Trajectory-manager: the run whose model it has, so that it can take shards without delay."""
+    """Trajectory-manager: the run whose model it has, so that it can take shards without delay. Others: the run of
+    ``versions``."""
     facts: dict[str, str | int | float] = {}
+    versions: tuple[int, ...] = Field(default=(), exclude_if=says_nothing)
+    """Of ``run``, where its episodes keep their weights version: rollout-worker: versions it can sample under; agent-runner:
+    versions that its episodes keep."""
 
 
 class NodeOrder(Record):
@@ -127,6 +133,11 @@ class Lease(Record):
     backups have no room for."""
     hand_back: bool = False
     """On losing rollout: true hands generations back to the queue, false freezes them in the engine."""
+    keeps: int | None = Field(default=None, exclude_if=says_nothing)
+    """In a run with ``weights.pinned``: the older weights version that the node has beside the newest, fetched where it is
+    not there. None: whichever was the newest before."""
+    let_go: tuple[int, ...] = Field(default=(), exclude_if=says_nothing)
+    """Versions that episodes still keep and nobody has any more: their generations go on under the newest."""
 
 
 class WeightsHead(Record):
@@ -137,6 +148,21 @@ class WeightsHead(Record):
     path: str
     epoch: int
     """Lease epoch of the writer: an older one may not write."""
+
+
+class WeightsReading(Record):
+    """What a reader says of a version, in the READERS bucket: that it reads it now, or that it could not have it. It expires
+    unless renewed, by the server's clock."""
+
+    weights_version: int
+    path: str
+    reader: str
+    """Who, for people: a rollout-worker's instance, or a command somewhere."""
+    held_seconds: float = 0.0
+    """How long it has read, by its own clock; for people."""
+    missed: str = ""
+    """Why it could not have this version: the trainer then publishes in full. Empty: it reads it now, and what it needs for
+    that stays in the store."""
 
 
 class RunPhase(StrEnum):

@@ -45,6 +45,18 @@ def generation_consumer(tags: Iterable[str], tag: str, bucket: int) -> str:
     return consumer_name(WORKER, f"{places(tags)[tag]}.{bucket}")
 
 
+def commons(num_buckets: int) -> int | None:
+    """The affinity bucket that is nobody's: first calls of episodes of several are in it, and whoever has room takes them; the
+    next ones are in a bucket of whoever took the first. None: with one bucket there is nothing to choose from.
+    """
+    return num_buckets if num_buckets > 1 else None
+
+
+def all_buckets(num_buckets: int) -> range:
+    """Of a run with so many affinity buckets, the one that is nobody's included."""
+    return range(num_buckets + (commons(num_buckets) is not None))
+
+
 def control_streams() -> tuple[StreamSpec, StreamSpec]:
     """The permanent stream and the scheduler's queue over it."""
     return (
@@ -68,7 +80,7 @@ def run_consumers(run: str, *, envs: Sequence[str], shards: int, tags: Sequence[
         SCHEDULER: {consumer_name(SCHEDULER): ""},
         RUNNER: {consumer_name(RUNNER, env): env for env in envs},
         MANAGER: {consumer_name(MANAGER, str(shard)): str(shard) for shard in range(shards)},
-        WORKER: {generation_consumer(tags, tag, bucket): f"{tag}.{bucket}" for tag in tags for bucket in range(buckets)},
+        WORKER: {generation_consumer(tags, tag, bucket): f"{tag}.{bucket}" for tag in tags for bucket in all_buckets(buckets)},
         TRAINER: {consumer_name(TRAINER): ""},
     }
     return [

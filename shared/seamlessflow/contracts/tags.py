@@ -3,10 +3,12 @@
     component   h800             one thing that nodes have or have not: announced, added by hand, or by a rule
     work tag    h800+rollout     what a generation needs: all of these at once; one token of its subject
     class       long+rollout     the same need, of generations that are expected to be long; who pulls them when differs
+    slot        rollout+v3       the same need, of generations that keep a weights version; who has that version pulls them
 
 A node serves a work tag when it has all its components. ``rollout`` is a component of each: without it nothing is sampled.
 In a run whose tags have classes ``long`` is no component that nodes have: whoever serves a tag serves the long generations of
-that tag. In any other run it is a component like others, so whoever asks says which kind of run it is.
+that tag. In any other run it is a component like others, so whoever asks says which kind of run it is. Slots likewise, in a run
+with ``weights.pinned``.
 Always true: the same set of components is spelled in one way, whatever order and however often they were given.
 """
 
@@ -25,6 +27,9 @@ ROLES = ("rollout", "train", "serve", "schedule")
 _SAMPLE_NOTHING = ("serve", "schedule")
 LONG = "long"
 """The class of generations that are expected to be long, in work tags of runs with ``fleet.long_tail``."""
+SLOT = re.compile(r"v[0-9]+\Z")
+"""The class of generations that keep a weights version, in work tags of runs with ``weights.pinned``: versions are without
+end and consumers are not, so version v is in slot v modulo the number of slots."""
 MAX_WORK_TAGS = 8
 """Different work tags of one run: the server's permissions name every consumer, so there is a highest count."""
 MAX_COMPONENTS = 4
@@ -69,10 +74,22 @@ def is_long(tag: str, *, has_classes: bool) -> bool:
     return has_classes and LONG in components(tag)
 
 
+def slot_tag(tag: str, slot: int) -> str:
+    """The work tag of the generations that need the same and keep a version of this slot. Raises ValueError for a full tag."""
+    return canonical(f"{tag}+v{slot}")
+
+
 @cache
-def needed_tag(tag: str, *, has_classes: bool) -> str:
-    """What a work tag, of a run whose tags have classes or have none, asks of a node: without its class."""
-    return "+".join(part for part in components(tag) if part != LONG or not has_classes)
+def slot_of(tag: str) -> int | None:
+    """The slot of a work tag, of a run whose tags have slots. None: it has none."""
+    return next((int(part[1:]) for part in components(tag) if SLOT.match(part)), None)
+
+
+@cache
+def needed_tag(tag: str, *, has_classes: bool, has_slots: bool = False) -> str:
+    """What a work tag, of a run whose tags have classes or slots or have none, asks of a node: without them."""
+    parts = components(tag)
+    return "+".join(part for part in parts if not (has_classes and part == LONG) and not (has_slots and SLOT.match(part)))
 
 
 @cache

@@ -2,14 +2,25 @@
 
     cores       how many threads work on weights
     folders     files first, manifest last; a folder without a manifest does not exist
+    stored      a file as its writer saw it: length, digest, a digest for each range
+    downloads   a file from the store, range by range, side by side, checked, taken up again
+    partfile    the file on this machine that such ranges arrive in
     tensorfile  safetensors files as bit patterns, no framework needed
     gaps, steps where values changed, and by how much, in few bits
     delta       one version from the one before it: encode, apply in place, the file
+    digests     of each tensor
     manifests   what a version says about itself: its base, its files, the digest of each tensor
     routes      what to fetch to have a version, given what is here already; pure
+    adapters    versions of LoRA runs: two small matrices for each layer instead of all tensors (pairing, merging, floats)
+    adapted     such a version in a local file: merged into a copy of its base
+    sources     the manifests and files of one fetch, each read once
+    building    a version's file along one route
     fetching    a version in a local file, every byte checked before anybody loads it
+    keeping     which versions stay in the store, and why; pure. collection: the others are removed
+    readers     who reads which version now (leases), and who could not have one
+    inventory   what is in the store, for people; verifying, exporting: every byte read, a folder for ``from_pretrained``
 
-Of these only ``folders`` is imported here: whoever needs the model's folder alone loads no numpy.
+Of these only ``folders`` (and what it needs) is imported here: whoever needs the model's folder alone loads no numpy.
 """
 
 from .folders import (

@@ -72,7 +72,7 @@ def parse(content: bytes | memoryview, whose: str = "a weights delta") -> Delta:
         }
         chunks = tensors["chunks"].words.view(np.uint32).reshape(-1, 4)
         data = tensors["data"].words.view(np.uint8)
-    except (ValueError, KeyError, TypeError) as wrong:
+    except (ValueError, KeyError, TypeError, RecursionError) as wrong:
         raise BadInput(f"{whose} is no delta that can be used: {wrong!r}; nothing was loaded") from wrong
     sizes = [prod(tensor.shape) for tensor in layout.values()]
     num_chunks = sum(-(-size // CHUNK_VALUES) for size in sizes)

@@ -74,7 +74,7 @@ def parse_tensors(content: NDArray[np.uint8], whose: str) -> tuple[dict[str, Bit
         header: dict[str, Any] = json.loads(content[8:begin].tobytes())
         metadata = header.pop("__metadata__", {})
         tensors = {name: _tensor(content[begin:], **described) for name, described in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as wrong:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as wrong:
         raise BadInput(f"{whose} is not safetensors: {wrong!r}; nothing was loaded") from wrong
     return tensors, metadata
 
@@ -82,6 +82,8 @@ def parse_tensors(content: NDArray[np.uint8], whose: str) -> tuple[dict[str, Bit
 def _tensor(content: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: list[int]) -> Bits:
     begin, end = data_offsets
     width = WORD_BYTES[dtype]
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"a tensor of the shape {shape}")
     taken = content[begin:end]
     if not 0 <= begin <= end or len(taken) != end - begin or len(taken) != width * prod(shape):
         raise ValueError(f"a tensor of {dtype} {shape} at bytes {begin}..{end} of {len(content)}")

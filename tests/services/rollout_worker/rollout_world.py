@@ -7,7 +7,7 @@ frozen must read exactly as one that was not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus
@@ -78,6 +78,7 @@ class HandEngine:
         self.is_paused = self.is_asleep = False
         self.calls: list[str] = []
         self.hangs_in = ""
+        self.refuses_stage: Exception | None = None
         self.refuses_load: Exception | None = None
         self.death: EngineError | None = None
         self.requests: dict[str, asyncio.Queue[Chunk | EngineError]] = {}
@@ -146,13 +147,21 @@ class HandEngine:
         if self.by_itself:
             self.step(1000)
 
-    async def load_weights(self, tensors: Mapping[str, object], *, weights_version: int) -> None:
+    async def stage_weights(self, file: Path) -> None:
+        await self._hang("read")
+        if self.refuses_stage is not None:
+            raise self.refuses_stage
+        self.calls.append("stage")
+        self._staged = (file, {name: tensor.tolist() for name, tensor in load_file(file).items()})
+
+    async def load_weights(self, file: Path, *, weights_version: int) -> None:
         await self._hang("load")
         assert self.is_paused
         if self.refuses_load is not None:
             raise self.refuses_load
+        staged, self.loaded = self._staged
+        assert staged == file, "the pause covers no reading"
         self.calls.append(f"load {weights_version}")
-        self.loaded = {name: tensor.tolist() for name, tensor in tensors.items()}
         self.weights_version = weights_version
 
     async def _hang(self, where: str) -> None:

@@ -78,12 +78,15 @@ def test_one_consumer_gets_all_slots():
 
 
 def test_owned_buckets_come_first_and_have_room_for_a_group_that_arrives_at_once():
-    """Of the others this worker is a backup: asked last by the server, and with a smaller part of the free slots."""
+    """Of the others this worker is a backup: asked last by the server, and with a smaller part of the free slots. What is
+    nobody's is everybody's alike."""
     assert parts_of(lease("judge+rollout", "rollout", owned=(1, 3)), ("judge+rollout", "rollout"), 2) == {
         "gen-t1-0": BACKUP_PRIORITY,
         "gen-t1-1": OWNER_PRIORITY,
+        "gen-t1-2": OWNER_PRIORITY,
         "gen-rollout-0": BACKUP_PRIORITY,
         "gen-rollout-1": OWNER_PRIORITY,
+        "gen-rollout-2": OWNER_PRIORITY,
     }
     assert credits_of({"a": 0, "b": 2}, 32, owned={"b"}) == {"a": 6, "b": 26}
 
@@ -93,6 +96,7 @@ def test_a_lent_node_comes_last_of_all_but_for_the_buckets_it_owns():
     assert parts_of(lease("rollout", owned=(1,), lent=True), ("rollout",), 2) == {
         "gen-rollout-0": LENT_PRIORITY,
         "gen-rollout-1": OWNER_PRIORITY,
+        "gen-rollout-2": LENT_PRIORITY,
     }
     assert OWNER_PRIORITY < BACKUP_PRIORITY < LENT_PRIORITY
 
@@ -104,6 +108,7 @@ def test_a_worker_binds_to_the_consumers_of_the_tags_of_its_lease_and_no_others(
     assert parts_of(lease("rollout", owned=(4,)), tags, 2) == {
         "gen-rollout-0": OWNER_PRIORITY,
         "gen-rollout-1": BACKUP_PRIORITY,
+        "gen-rollout-2": OWNER_PRIORITY,
     }
 
 

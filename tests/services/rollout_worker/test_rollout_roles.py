@@ -152,7 +152,7 @@ async def test_a_worker_comes_back_after_handing_back(world: World):
     await world.ask()
     await world.until_acked()
 
-    assert worker.engine.calls == ["start", "sleep", "load 1", "wake"]
+    assert worker.engine.calls == ["start", "sleep", "stage", "load 1", "wake"]
     assert {segment.weights_version for segment in await world.said(SegmentSampled)} == {1}
 
 

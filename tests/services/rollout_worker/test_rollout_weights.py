@@ -40,7 +40,7 @@ async def test_each_segment_has_the_one_version_that_sampled_it(world: World):
 
 
 async def test_the_pause_covers_the_copy_alone_and_is_always_followed_by_resume(world: World):
-    """Fetched and read before the pause; said with its times and the number of generations that were held."""
+    """Fetched, and read by the engine, before the pause; said with its times and the number of generations that were held."""
     worker = await world.ready()
     await world.ask()
     await world.until(lambda: worker.engine.requests)
@@ -48,7 +48,7 @@ async def test_the_pause_covers_the_copy_alone_and_is_always_followed_by_resume(
     await world.publish_weights(1)
     await world.until_said(WeightsLoaded, 2)
 
-    assert worker.engine.calls == ["start", "pause", "load 1", "resume"]
+    assert worker.engine.calls == ["start", "stage", "pause", "load 1", "resume"]
     loaded = (await world.said(WeightsLoaded))[-1]
     assert (loaded.weights_version, loaded.worker, loaded.num_frozen) == (1, f"i-{NODE}", 1)
     assert loaded.fetch_seconds > 0 and 0 <= loaded.pause_seconds < 1
@@ -146,7 +146,21 @@ async def test_a_truncated_version_is_skipped_and_sampling_goes_on(world: World)
     await world.until(lambda: worker.engine.weights_version == 2)
 
 
-async def test_a_version_that_is_no_safetensors_or_does_not_fit_is_skipped(world: World):
+async def test_a_version_that_does_not_fit_is_skipped_before_anything_is_paused(world: World):
+    """The engine reads it while it samples on; what it refuses costs no pause. The next good one is loaded."""
+    worker = await world.ready()
+    worker.engine.refuses_stage = BadInput("w: expected shape (3,), got (2,)")
+    with capture_logs() as logs:
+        await world.publish_weights(1)
+        await world.until(lambda: any(line["event"] == "weights.skipped" for line in logs))
+    assert worker.engine.calls == ["start"] and worker.engine.weights_version == 0
+
+    worker.engine.refuses_stage = None
+    await world.publish_weights(2)
+    await world.until(lambda: worker.engine.weights_version == 2)
+
+
+async def test_a_version_that_is_refused_while_paused_is_skipped(world: World):
     """Whatever is wrong with it, the engine is resumed and samples with what it has."""
     worker = await world.ready()
     worker.engine.refuses_load = BadInput("w: expected shape (3,), got (2,)")
@@ -261,7 +275,7 @@ async def test_a_long_freeze_is_not_taken_for_a_hanging_engine(world: World, mon
 
 
 def hang_once(monkeypatch, engine, step: Step) -> None:
-    """Let one step of the next update take half a second (in a thread) or for ever (in the engine)."""
+    """Let one step of the next update take half a second (fetching) or for ever (in the engine)."""
     hung: list[Step] = []
 
     def once(call):
@@ -275,7 +289,5 @@ def hang_once(monkeypatch, engine, step: Step) -> None:
 
     if step is Step.FETCH:
         monkeypatch.setattr(LocalVersions, "fetch", once(LocalVersions.fetch))
-    elif step is Step.READ:
-        monkeypatch.setattr(weights_module, "read_tensors", once(weights_module.read_tensors))
     else:
         engine.hangs_in = step.name.lower()

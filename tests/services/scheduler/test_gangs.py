@@ -180,6 +180,16 @@ def test_a_member_that_people_send_away_stays_until_the_step_is_taken(policy: st
     assert after.run == (None if is_drained else "r1")
 
 
+def test_the_lease_of_a_member_that_is_drained_says_of_versions_what_it_said() -> None:
+    """No lease of a step changes because of them."""
+    nodes, want = gang_of_three("multiplexed")
+    assert nodes[1].lease is not None
+    lease = nodes[1].lease.model_copy(update={"keeps": 3, "let_go": (1,)})
+    said = planned([nodes[0], replace(nodes[1], is_drained=True, lease=lease), *nodes[2:]], want)["b"]
+
+    assert (said.role, said.keeps, said.let_go) == (Role.TRAIN, 3, (1,))
+
+
 @pytest.mark.parametrize("gone", ["a", "b"])
 def test_a_member_that_is_drained_waits_for_nobody_who_is_dead(gone: str) -> None:
     """Its own process ended, or the node of the lead has no trainer any more: the step is over."""

@@ -18,6 +18,7 @@ from seamlessflow.contracts import (
     TasksEnded,
     TrainerStarted,
 )
+from seamlessflow.contracts.streams import commons
 from services.scheduler.names import episode_id, episode_seed, group_id
 from services.scheduler.progress import Progress
 
@@ -63,16 +64,16 @@ def test_a_group_of_one_call_each_goes_whole_to_the_affinity_bucket_with_the_few
 
 
 @pytest.mark.parametrize("num_calls", [0, 5])
-def test_episodes_of_several_calls_are_spread_over_all_buckets_and_attempts_stay(num_calls):
+def test_episodes_of_several_calls_begin_where_there_is_room_and_so_do_their_next_attempts(num_calls):
     """As long as nothing is known (0: none was begun), too: they are as long as their siblings, and share little with them."""
     progress = Progress(RUN, config(fleet={"buckets": 2}))
     [first, second] = [e for e in told(progress, task("t")) if isinstance(e, EpisodeOpened)]
-    assert (first.bucket, second.bucket) == (0, 1)
+    assert first.bucket == second.bucket == commons(2)
 
     said = told(progress, called(first, num_calls, EpisodeStatus.AGENT_FAILED), *tasks("t", 20))
     opened = [e for e in said if isinstance(e, EpisodeOpened)]
-    assert [e.bucket for e in opened if e.origin == first.origin.model_copy(update={"attempt": 1})] == [first.bucket]
-    assert {e.bucket for e in opened if e.origin.group == "g-t1"} == {0, 1}
+    assert [e.bucket for e in opened if e.origin == first.origin.model_copy(update={"attempt": 1})] == [commons(2)]
+    assert {e.bucket for e in opened if e.origin.group == "g-t1"} == {commons(2)}
 
 
 def test_an_end_that_is_delivered_again_is_counted_once():
