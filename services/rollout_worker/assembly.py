@@ -82,6 +82,7 @@ def assembled(
         keeping=lambda: keeping,
         contexts=contexts,
         owned=lambda tag: intake.owned.get(tag, ()),
+        has_choice=config.fleet.buckets > 1,
     )
     follower = WeightsFollower(
         engine,

@@ -128,7 +128,7 @@ class Keeping:
 
     async def _bring(self, version: int) -> None:
         try:
-            async with self._follower.fetching:  # until it is loaded: who fetches removes older files
+            async with self._follower.fetching_older():  # until it is loaded: who fetches removes older files
                 fetched = await within(self._deadlines[Step.FETCH], Step.FETCH, self._fetch(version))
                 for step, work in ((Step.READ, self._engine.stage_weights), (Step.LOAD, self._engine.load_weights)):
                     if self._engine.keeps != version or self._follower.is_frozen:

@@ -57,6 +57,7 @@ class Sampler:
     on_weights_wanted: called when a generation asks for newer weights than the engine's.
     keeping: where episodes keep their weights version, whose generations are sampled here.
     contexts: is told of what the engine holds. owned: this worker's affinity buckets of a work tag.
+    has_choice: whether anybody looks at the room that is left; where a run has one bucket, nobody does.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Sampler:
         keeping: Callable[[], Keeping | None] = lambda: None,
         contexts: Contexts | None = None,
         owned: Callable[[str], Sequence[int]] = lambda tag: (),
+        has_choice: bool = True,
     ) -> None:
         self.activity = Activity(asyncio.get_running_loop().time)
         self._failures: dict[str, int] = {}
@@ -83,7 +85,7 @@ class Sampler:
         self._prompts, self._texts, self._interests = Prompts(bus, speaker), texts, Interests(bus, speaker)
         self._attempts: set[Attempt] = set()
         self._handling: set[asyncio.Task[None]] = set()
-        self._contexts, self._owned = contexts or Contexts(engine.num_slots), owned
+        self._contexts, self._owned, self._has_choice = contexts or Contexts(engine.num_slots), owned, has_choice
         self._shards: dict[str, tuple[str, int]] = {}
         """Run and shard of episodes whose contexts are here."""
         self._accepting = True
@@ -119,7 +121,7 @@ class Sampler:
     async def forget_ended(self) -> None:
         """Ask of episodes that call for nothing whether they have ended: there is room for others then. Raises Unavailable."""
         due = self._contexts.to_look_for(asyncio.get_running_loop().time())
-        asked = [(episode, *self._shards[episode]) for episode in due if episode in self._shards]
+        asked = [(episode, *self._shards[episode]) for episode in due if self._has_choice and episode in self._shards]
         ended = await asyncio.gather(*(self._interests.has_ended(run, shard, episode) for episode, run, shard in asked))
         for (episode, _, _), is_over in zip(asked, ended, strict=True):
             if is_over:

@@ -16,6 +16,7 @@ from seamlessflow.telemetry import count
 from .config import WorkerSettings
 from .contexts import LOOK_SECONDS
 from .engines.base import CountsPrefixes, Engine, EngineError, PrefixUse
+from .engines.two_versions import TwoVersions
 from .meter import Meter
 from .pulls import OWNER_PRIORITY
 from .tenure import Tenure
@@ -95,6 +96,8 @@ class Watchman:
         assert tenure.sampler is not None
         activity = tenure.sampler.activity
         silent_seconds = 0.0 if tenure.is_frozen else activity.silent_seconds()
+        if isinstance(tenure.engine, TwoVersions) and not tenure.is_frozen:
+            silent_seconds = max(silent_seconds, tenure.engine.silent_seconds)
         if silent_seconds > self._settings.stall_seconds:
             self._on_engine_death(
                 EngineError(

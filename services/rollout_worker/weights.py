@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -86,8 +86,8 @@ class WeightsFollower:
         self._pauses = pauses
         self._is_frozen = False
         self._is_asleep = False
-        self.fetching = asyncio.Lock()
-        """Held by who fetches: one at a time."""
+        self._fetching = asyncio.Lock()
+        self._fetches_older = False
         self._pausing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._head = Head(bus, run)
@@ -100,6 +100,16 @@ class WeightsFollower:
     def poke(self) -> None:
         """Read the head now."""
         self._wake.set()
+
+    @asynccontextmanager
+    async def fetching_older(self) -> AsyncIterator[None]:
+        """While a version is fetched that is to be kept beside the newest: no other is, and ``thaw`` does not wait for it."""
+        async with self._fetching:
+            self._fetches_older = True
+            try:
+                yield
+            finally:
+                self._fetches_older = False
 
     async def run(self) -> None:
         """Follow until cancelled. Raises EngineError when the engine cannot be resumed."""
@@ -130,7 +140,7 @@ class WeightsFollower:
     async def thaw(self) -> None:
         """Load the newest weights, then sample again. Where they cannot be had in time, the old ones go on."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(THAW_FETCH_SECONDS):
+            async with asyncio.timeout(0 if self._fetches_older else THAW_FETCH_SECONDS):
                 await self._prefetch()
         ready = await self._stage_if_ahead()
         async with self._pausing:
@@ -159,7 +169,7 @@ class WeightsFollower:
 
     async def _prefetch(self) -> None:
         """Have the newest version here, unless it failed a moment ago."""
-        async with self.fetching:
+        async with self._fetching:
             try:
                 head = await self._head.read()
             except SeamlessFlowError as wrong:

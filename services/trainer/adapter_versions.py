@@ -79,7 +79,8 @@ def publish_base(store: Store, run: str, weights: Mapping[str, Tensor], dtype: t
     _refuse_others(store, path)
     if not store.exists(f"{path}/{MANIFEST}"):
         facts = {"dtype": str(dtype).removeprefix("torch."), "base": None}
-        publish_folder(store, path, {WEIGHTS_FILE: safetensors_chunks(weights, dtype=dtype)}, facts)
+        # Written once and never again, and every version builds on it: a damaged one would end the run.
+        publish_folder(store, path, {WEIGHTS_FILE: safetensors_chunks(weights, dtype=dtype)}, facts, read_back=(WEIGHTS_FILE,))
     return path, sha256
 
 

@@ -40,19 +40,17 @@ def episode_gaps(batch: TrainingBatch, gaps_N: Tensor) -> dict[str, GapSum]:
     for group, paths in zip(batch.groups, batch.paths, strict=True):
         rest = iter(paths)
         for member in group.members:
-            tokens = [n for _ in member.samples for path in [next(rest)] for n in _numbers(path.first, len(path.trained))]
-            counted = [n for n in tokens if counted_N[n]]
-            if counted:
-                found[member.episode] = GapSum(float(gaps_N[counted].double().sum()), len(counted))
+            mine = [slice(path.first, path.first + len(path.trained)) for _ in member.samples for path in [next(rest)]]
+            counted = [gaps_N[part][counted_N[part]] for part in mine]  # no Python loop per token: steps have millions
+            if num_tokens := sum(map(len, counted)):
+                found[member.episode] = GapSum(sum(float(each.double().sum()) for each in counted), num_tokens)
     return found
 
 
-def _numbers(first: int, count: int) -> range:
-    return range(first, first + count)
-
-
 def sampled_by(events: Iterable[Event], weights_version: int) -> Counter[str]:
-    """Worker to the tokens it sampled with a version, from what the journal holds of one episode's generations, in order."""
+    """Worker to the tokens it sampled with a version, from what the journal holds of one episode's generations, in order.
+
+    Who sampled none (a segment that only ends a generation has no tokens) is not in it."""
     workers: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for event in events:
@@ -60,7 +58,7 @@ def sampled_by(events: Iterable[Event], weights_version: int) -> Counter[str]:
             workers[event.nonce] = claim.worker  # type: ignore[attr-defined] # every event that claims has one
         if isinstance(event, SegmentSampled) and event.weights_version == weights_version and event.nonce in workers:
             counts[workers[event.nonce]] += len(event.token_ids)
-    return counts
+    return +counts
 
 
 def gaps_of(by_episode: Mapping[str, GapSum], shares: Mapping[str, Mapping[str, int]]) -> dict[str, float]:

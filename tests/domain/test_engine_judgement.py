@@ -113,3 +113,15 @@ def test_likeness_stops_at_the_first_different_token():
     assert likeness([left], [said((1, 2))]).num_same == 2
     with pytest.raises(ValueError, match="shorter"):
         likeness([left], [])
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_logprob_that_is_not_a_number_travels_and_is_wrong_wherever_it_stands(place: int):
+    """Both processes write JSON; and not a number is neither above nor below what is allowed."""
+    logprobs = tuple(float("nan") if number == place else -1.0 for number in range(4))
+    broken = said().model_copy(update={"logprobs": logprobs})
+    told = EngineReport.model_validate_json(engine(again=(broken,)).model_dump_json())
+
+    assert [check.name for check in judge(told, trainer()) if check.is_right is False] == [
+        "first weights, updated back to against freshly loaded"
+    ]

@@ -9,8 +9,8 @@ from seamlessflow.contracts import WeightsReading
 from services.trainer.asking import APART, FIRST_REST_SECONDS, LONGEST_REST_SECONDS, FullAsked
 
 
-def missed(*versions: int) -> list[WeightsReading]:
-    return [WeightsReading(weights_version=each, path="p", reader="w", missed="damaged") for each in versions]
+def missed(*versions: int, reader: str = "w") -> list[WeightsReading]:
+    return [WeightsReading(weights_version=each, path="p", reader=reader, missed="damaged") for each in versions]
 
 
 def test_nobody_missed_anything():
@@ -42,7 +42,33 @@ def test_where_no_step_comes_it_is_published_at_once_and_again_after_longer_and_
     assert at == [0, FIRST_REST_SECONDS, 3 * FIRST_REST_SECONDS]
 
 
-def test_a_step_ends_the_rest():
+def test_one_that_misses_everything_costs_ever_fewer_versions_where_the_trainer_often_waits():
+    """Between steps, that is: they do not make it forget who it waits for in vain."""
+    asked, now, version, newest_full, again = FullAsked(), 0.0, 0, 0, 0
+    for _ in range(20):  # steps of a minute
+        version += 1
+        if asked.for_step(missed(version - 1), version=version, newest_full=newest_full):
+            newest_full = version
+        for _ in range(10):
+            now += 5.0
+            if asked.for_now(missed(version), newest_full=newest_full, now=now):
+                version, newest_full, again = version + 1, version + 1, again + 1
+        now += 10.0
+    assert again <= 7
+
+
+def test_nobody_waits_for_the_rest_of_another():
+    """A worker without a way to the store, and then the only one that samples."""
+    asked, now = FullAsked(), 0.0
+    while now < LONGEST_REST_SECONDS:
+        asked.for_now(missed(20, reader="far"), newest_full=20, now=now)
+        now += 5.0
+    both = [*missed(20, reader="far"), *missed(20)]
+
+    assert any(asked.for_now(both, newest_full=20, now=now + wait) for wait in range(int(FIRST_REST_SECONDS) + 1))
+
+
+def test_who_had_a_version_does_not_rest():
     """There is something new to be missed."""
     asked = FullAsked()
     assert asked.for_now(missed(20), newest_full=20, now=0.0)

@@ -262,6 +262,53 @@ def test_a_download_that_is_told_to_stop_stops_and_keeps_what_it_has(local, tmp_
     assert len(local.begins) < len(FILE.ranges)
 
 
+def test_two_fetches_of_one_file_do_not_write_into_each_other(tmp_path):
+    """The first was given up and hangs in its reads; it comes back when the second one has nearly all."""
+    slow, quick = (Watched(f"file://{tmp_path}/store") for _ in range(2))
+    slow.write(f"{PATH}/{NAME}", CONTENT)
+    given_up, hangs, answers, said = threading.Event(), threading.Event(), threading.Event(), []
+
+    def late(path: str, start: int, end: int) -> bytes:
+        hangs.set()
+        assert answers.wait(10)
+        return Watched.read_range(slow, path, start, end)
+
+    def last(path: str, start: int, end: int) -> bytes:
+        if start == 20 * RANGE_BYTES:
+            while len(quick.begins) < len(FILE.ranges) - 1:
+                time.sleep(0.01)
+            answers.set()
+            first.join(10)
+        return Watched.read_range(quick, path, start, end)
+
+    def go() -> None:
+        try:
+            download(slow, f"{PATH}/{NAME}", FILE, tmp_path / "a", parts=tmp_path / "parts", should_stop=given_up.is_set)
+        except Unavailable as wrong:
+            said.append(str(wrong))
+
+    slow.read_range, quick.read_range = late, last
+    first = threading.Thread(target=go)
+    first.start()
+    assert hangs.wait(10)
+    given_up.set()
+    download(quick, f"{PATH}/{NAME}", FILE, tmp_path / "b", parts=tmp_path / "parts")
+
+    assert (tmp_path / "b").read_bytes() == CONTENT
+    assert not first.is_alive() and said and not (tmp_path / "a").exists()
+
+
+def test_a_part_that_somebody_writes_is_left_to_him(local, tmp_path):
+    """It is said, and as it was when he is done."""
+    part = PartFile(tmp_path / "parts" / FILE.sha256, FILE)
+    part.write(0, CONTENT[:RANGE_BYTES])
+    with pytest.raises(Unavailable, match="is being written by another fetch"):
+        download(local, f"{PATH}/{NAME}", FILE, tmp_path / NAME, parts=tmp_path / "parts")
+    part.close()
+
+    assert download(local, f"{PATH}/{NAME}", FILE, tmp_path / NAME, parts=tmp_path / "parts") == len(CONTENT) - RANGE_BYTES
+
+
 def test_a_disk_that_gets_full_is_said_and_given_back_what_was_taken(local, tmp_path, monkeypatch):
     """At the write itself: a quota, or others who write at the same time."""
     written, write = [], os.pwrite
@@ -320,12 +367,12 @@ def test_a_file_without_digests_of_its_ranges_is_checked_as_a_whole(watched, tmp
     watched.write(f"{PATH}/{NAME}", CONTENT[:-1] + b"!")
     with pytest.raises(Damaged, match="do not have the manifest's digest"):
         download(watched, f"{PATH}/{NAME}", old, tmp_path / "other", parts=tmp_path / "parts")
-    assert not (tmp_path / "other").exists() and not any((tmp_path / "parts").iterdir())
+    assert not list(tmp_path.glob("other*")) and not list(tmp_path.glob("parts/*"))
 
     watched.reads_left = 5
     with pytest.raises(Unavailable, match="the store is away"):
         download(watched, f"{PATH}/{NAME}", old, tmp_path / "other", parts=tmp_path / "parts")
-    assert not any((tmp_path / "parts").iterdir())
+    assert not list(tmp_path.glob("other*")) and not list(tmp_path.glob("parts/*"))
 
 
 def test_a_manifest_says_of_each_file_what_earlier_releases_look_for_and_its_ranges(store, tmp_path):
@@ -341,9 +388,9 @@ def test_a_manifest_says_of_each_file_what_earlier_releases_look_for_and_its_ran
     assert (tmp_path / "here" / NAME).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/x", "a/b", "..", ".", "", ".hidden", "a\\b"])
+@pytest.mark.parametrize("name", ["../outside", "/etc/x", "a/b", "..", ".", "", ".hidden", "a\\b", "a\0b", "a" * 300])
 def test_a_manifest_that_names_a_file_outside_of_its_folder_is_refused(local, tmp_path, name):
-    """Whoever can write to the store cannot write elsewhere on a reader's disk."""
+    """Whoever can write to the store cannot write elsewhere on a reader's disk; nor make it fail at a name."""
     publish_folder(local, PATH, {NAME: CONTENT}, {})
     manifest = json.loads(local.read(f"{PATH}/{MANIFEST}"))
     manifest["files"][name] = manifest["files"][NAME]

@@ -154,6 +154,11 @@ class Engine(Protocol):
     async def wake(self) -> None: ...
 
 
+def stops_within(params: SamplingParams, vocab_size: int) -> tuple[int, ...]:
+    """The stop tokens that can be sampled. Others stop nothing, and vLLM refuses a request that has one."""
+    return tuple(each for each in params.stop_token_ids if 0 <= each < vocab_size)
+
+
 def check_request(prompt_ids: list[int], params: SamplingParams, *, max_context_tokens: int, vocab_size: int) -> None:
     """Raise BadInput unless the request leaves room for one token and every number in it makes sense."""
     if not 1 <= len(prompt_ids) < max_context_tokens:

@@ -12,6 +12,7 @@ gives out requests keeps them to ``num_slots`` in all.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -34,6 +35,8 @@ class TwoVersions:
         self._versions: list[int | None] = [None, None]
         self._sides: dict[str, int] = {}
         """Which engine each running request is in."""
+        self._heard_at = [0.0, 0.0]
+        """When the last token of each came, or when there was last a reason for none."""
         self._staged: tuple[int, Path] | None = None
         self._is_paused = False
         self._turn = asyncio.Lock()
@@ -72,6 +75,11 @@ class TwoVersions:
         one = self._engines[0]
         return one.cache_tokens if isinstance(one, KnowsCache) else None
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing came of one that has requests: it may hang while the other samples on. Meaningless while paused."""
+        return max((time.monotonic() - self._heard_at[side] for side in set(self._sides.values())), default=0.0)
+
     async def start(self, model_dir: Path, *, weights_version: int) -> None:
         await self._engines[0].start(model_dir, weights_version=weights_version)
         try:
@@ -96,11 +104,14 @@ class TwoVersions:
             yield Chunk((), (), self.weights_version, Finish.INTERRUPTED)
             return
         side = self._versions.index(wanted) if self.held else 0  # which then says that it is not running
+        if side not in self._sides.values():
+            self._heard_at[side] = time.monotonic()
         self._sides[request_id] = side
         chunks = cast("AsyncGenerator[Chunk, None]", self._engines[side].generate(request_id, prompt_ids, params))
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
+                    self._heard_at[side] = time.monotonic()
                     yield chunk
         finally:
             del self._sides[request_id]
@@ -117,7 +128,7 @@ class TwoVersions:
     async def resume(self) -> None:
         async with self._turn:
             await self._all([engine.resume() for engine in self._engines])
-            self._is_paused = False
+            self._samples_on()
 
     async def sleep(self) -> None:
         async with self._turn:
@@ -127,7 +138,10 @@ class TwoVersions:
     async def wake(self) -> None:
         async with self._turn:
             await self._all([engine.wake() for engine in self._engines])
-            self._is_paused = False
+            self._samples_on()
+
+    def _samples_on(self) -> None:
+        self._is_paused, self._heard_at = False, [time.monotonic()] * 2
 
     async def stage_weights(self, file: Path, *, weights_version: int | None = None) -> None:
         """None: of a version newer than both."""

@@ -57,6 +57,8 @@ def download(
     Raises Unavailable: Damaged where bytes are not those of the manifest, DiskTrouble where they cannot be written, others when
     the store refuses or it was asked to stop.
     """
+    if not file.ranges:  # what was left of it could not be told from damage
+        parts = None
     part = target.with_name(f"{target.name}.part") if parts is None else parts / file.sha256
     local = PartFile(part, file)
     try:
@@ -72,7 +74,7 @@ def download(
         raise DiskTrouble(_no_room(path, file, part.parent, wrong)) from wrong
     finally:
         local.close()
-        if parts is None or not file.ranges:  # without digests of its ranges nothing of it can be told from damage later
+        if parts is None:
             part.unlink(missing_ok=True)
         else:
             forget_parts(parts, keep=KEPT_PARTS)

@@ -7,23 +7,29 @@
 The bytes themselves say which ranges are here: each is hashed when the work is taken up again. A list beside them could be
 ahead of them after a loss of power, and hashing is faster than fetching. Room is taken at the first write, all at once: a disk
 that is too small says so before anything else is fetched.
+
+One at a time: a fetch that was given up may hang in a read still while the next one is here already, and must not write into
+what that one has checked. A lock of the operating system, so that nobody holds it who died.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ..errors import Unavailable
 from .cores import num_cores
 from .stored import StoredFile
 
 
 class PartFile:
-    """``file`` as far as it is here. Every method raises OSError where the disk does not obey."""
+    """``file`` as far as it is here. Every method raises OSError where the disk does not obey; those that open it Unavailable
+    while somebody else writes it."""
 
     def __init__(self, path: Path, file: StoredFile) -> None:
         self.path, self._file, self._spans = path, file, file.spans()
@@ -36,7 +42,7 @@ class PartFile:
         if not self._is_promising():
             self.path.unlink(missing_ok=True)
             return everything
-        self._descriptor = os.open(self.path, os.O_RDWR)
+        self._descriptor = self._take()
         with ThreadPoolExecutor(num_cores()) as pool:
             are_here = pool.map(self._is_here, everything)
             return [number for number, is_here in zip(everything, are_here, strict=True) if not is_here]
@@ -55,8 +61,8 @@ class PartFile:
     def move_to(self, target: Path) -> None:
         """It is complete. On the same disk."""
         self._open()
-        self.close()
         self.path.replace(target)
+        self.close()
 
     def close(self) -> None:
         """What is here stays."""
@@ -93,14 +99,28 @@ class PartFile:
         with self._lock:
             if self._descriptor is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                descriptor = self._take()
                 try:
+                    os.ftruncate(descriptor, 0)
                     _take_room(descriptor, self._file.num_bytes)
                 except OSError:
                     os.close(descriptor)
                     raise
                 self._descriptor = descriptor
             return self._descriptor
+
+    def _take(self) -> int:
+        """Opened, made where it is missing, and ours until it is closed."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if not (_locked(descriptor) and os.path.samestat(os.fstat(descriptor), self.path.stat())):
+                raise FileNotFoundError  # or another one was there first, and has moved it since
+        except OSError as wrong:
+            os.close(descriptor)
+            if not isinstance(wrong, FileNotFoundError):
+                raise
+            raise Unavailable(f"{self.path} is being written by another fetch, and left to it") from wrong
+        return descriptor
 
 
 def forget_parts(folder: Path, *, keep: int) -> None:
@@ -111,6 +131,16 @@ def forget_parts(folder: Path, *, keep: int) -> None:
         return
     for part in newest_first[keep:]:
         part.unlink(missing_ok=True)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a filesystem without locks
+        return True
+    return True
 
 
 def _take_room(descriptor: int, num_bytes: int) -> None:

@@ -22,6 +22,9 @@ MOST_RANGE_BYTES = 64 << 20
 MOST_RANGES = 1 << 20
 """Of one file (8 TiB in ranges of RANGE_BYTES): readers have a list of them."""
 
+MOST_NAME_BYTES = 200
+"""Of a file's name: with what is put behind it while it arrives, filesystems take it."""
+
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -63,8 +66,10 @@ def stored_file(document: Mapping[str, object]) -> StoredFile:
 
 
 def plain_name(name: object) -> str:
-    """A file's name in a manifest. Raises ValueError for one that would lead out of the folder."""
+    """A file's name in a manifest. Raises ValueError for one that would lead out of the folder, or that no disk takes."""
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+        raise ValueError(f"a file named {name!r}")
+    if not name.isprintable() or len(name.encode(errors="replace")) > MOST_NAME_BYTES:
         raise ValueError(f"a file named {name!r}")
     return name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
@@ -210,6 +211,31 @@ async def test_a_device_is_lent_at_once_while_a_version_that_is_to_be_kept_is_re
     await world.until_has(worker, 0, 2)
 
 
+async def test_a_device_that_is_back_does_not_wait_for_an_older_version_that_is_fetched(world: KeptWorld, monkeypatch):
+    """It samples under what it has, which may be the newest; nobody knows how long the store takes."""
+    fetch, free, begun = LocalVersions.fetch, threading.Event(), threading.Event()
+
+    def slowly(self, head):
+        if head.weights_version == 0:
+            begun.set()
+            free.wait(20)
+        return fetch(self, head)
+
+    monkeypatch.setattr(LocalVersions, "fetch", slowly)
+    await world.open_kept(0, 1, 2)
+    worker = world.kept_worker()
+    await world.tell(keeps=0)
+    await world.until(begun.is_set)
+    await world.lease(Role.TRAIN)
+    await world.until(lambda: worker.context.presence.status.state == "frozen")
+    await world.tell(keeps=0)
+    try:
+        await world.until(lambda: worker.context.presence.status.state == "sampling")
+        assert worker.versions == (2,)
+    finally:
+        free.set()
+
+
 async def test_a_version_of_another_slot_mate_is_handed_back(world: KeptWorld):
     """Versions 1 and 5 share a slot: what asks for the one is not sampled under the other."""
     await world.open_kept(1)
@@ -239,6 +265,24 @@ async def test_a_device_that_was_lent_goes_on_with_what_it_froze_under_the_versi
 
     assert await world.versions_of("c1") == [0] * 200
     assert worker.versions == (0, 1)
+
+
+async def test_one_engine_that_hangs_is_noticed_while_the_other_samples_on(world: KeptWorld, monkeypatch):
+    """Its generations would wait for it as long as there are others: the process ends, and somebody goes on with them."""
+    monkeypatch.setattr("services.rollout_worker.watchman.OBSERVE_SECONDS", 0.02)
+    (worker,) = await world.start()
+    worker.service._settings.stall_seconds = 0.4
+    await world.keep("c1", 0, max_tokens=500)
+    await world.until_tokens(5)
+    await world.update(1, worker)
+    await world.keep("new", 1, max_tokens=900, episode="t-1-0")
+    await world.until_tokens(5, "new")
+    assert not worker.task.done()
+    old = worker.service._tenure.engine._engines[0]
+    old._awake.clear()  # as a thread that is stuck
+
+    with pytest.raises(EngineError, match="sampled nothing"):
+        await asyncio.wait_for(worker.task, 10)
 
 
 async def test_a_worker_that_leaves_the_run_has_no_version_of_it(world: KeptWorld):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import Event, Lease, Role, SegmentSampled, claim_of
 from seamlessflow.contracts.streams import all_buckets, commons, generation_consumer
+from services.rollout_worker.interest import Interests
 from services.rollout_worker.pulls import (
     LENT_PRIORITY,
     OWNER_PRIORITY,
@@ -147,3 +148,29 @@ def test_what_begins_new_episodes_gets_as_much_credit_as_there_is_room(
     for part in common:
         welcome = -(-room // len(common))
         assert given_out[part] - running[part] == (min(3, welcome) if part in late else welcome)
+
+
+@pytest.mark.parametrize(("buckets", "is_asked"), [(1, False), (2, True)])
+async def test_whether_an_episode_ended_is_asked_only_where_somebody_looks_at_the_room(
+    world: World, monkeypatch: pytest.MonkeyPatch, buckets: int, is_asked: bool
+) -> None:
+    asked: list[str] = []
+
+    async def has_ended(self: Interests, run: str, shard: int, episode: str) -> bool:
+        asked.append(episode)
+        return False
+
+    monkeypatch.setattr(Interests, "has_ended", has_ended)
+    await world.open_run(fleet={"slots": 4, "buckets": buckets})
+    await world.publish_model()
+    await world.publish_weights(0)
+    worker = world.worker("n1")
+    await world.lease(node="n1", buckets=(buckets,))
+    await _until_started(world, worker)
+    await world.ask("c1", episode="e1", bucket=0)
+    await world.until(lambda: len(worker.engine.requests) == 1)
+    worker.engine.step(1000)
+    await world.until_ended(1)
+    asked.clear()  # who gets a generation asks, too
+    await asyncio.sleep(0.3)
+    assert bool(asked) is is_asked

@@ -16,9 +16,9 @@ from trainer_world import RUN, VOCABULARY, make_tiny_llama, run_document, sample
 from seamlessflow.ages import VersionSteps
 from seamlessflow.blobs import Store
 from seamlessflow.contracts import Float32s, Int32s, Sample
-from seamlessflow.errors import BadInput
+from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.run_config import parse_run_config
-from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
+from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
 from seamlessflow.weights.fetching import fetch_version
 from services.trainer import loading
@@ -315,3 +315,17 @@ def test_another_base_is_refused_in_the_middle_of_a_run(tiny_llama: Path, tmp_pa
     learner.base_weights()["model.norm.weight"][0] = 7.0
     with pytest.raises(BadInput, match="its files have changed since the run began"):
         publish_base(store, RUN, learner.base_weights(), torch.float32)
+
+
+def test_a_base_that_the_store_does_not_keep_as_it_was_written_is_no_base(tmp_path: Path) -> None:
+    """Every version of the run builds on it, and it is written only once."""
+
+    class Lying(Store):
+        def read_range(self, path: str, start: int, end: int) -> bytes:
+            return super().read_range(path, start, end)[:-1]
+
+    weights = {"w": torch.arange(6.0).reshape(2, 3)}
+    with pytest.raises(Unavailable, match="not read as it was written"):
+        publish_base(Lying(f"file://{tmp_path}"), RUN, weights, torch.bfloat16)
+    path, _ = publish_base(Store(f"file://{tmp_path}"), RUN, weights, torch.bfloat16)
+    assert Store(f"file://{tmp_path}").exists(f"{path}/{MANIFEST}")
