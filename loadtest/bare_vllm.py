@@ -9,8 +9,12 @@ from typing import Any
 
 from seamlessflow.run_config import RunConfig
 from services.rollout_worker.building import dtype_of
+from services.rollout_worker.engines.parent_guard import DiesWith
 from services.rollout_worker.engines.vllm_options import cpu_cache_bytes, model_config
 from services.rollout_worker.engines.vllm_process import ENVIRONMENT
+
+_AS_OURS = ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "HF_HUB_OFFLINE", "VLLM_LOGGING_LEVEL", "VLLM_WORKER_MULTIPROC_METHOD")
+"""Of the environment that our engine sets: nothing that sampling is faster or slower for."""
 
 
 async def start_vllm(config: RunConfig) -> tuple[Callable[[dict[str, Any]], AsyncIterator[int]], Callable[[], Any]]:
@@ -18,7 +22,7 @@ async def start_vllm(config: RunConfig) -> tuple[Callable[[dict[str, Any]], Asyn
 
     Each request asks for the logprob of what is sampled, as ours does, and brings no seed: vLLM is slower with one.
     """
-    for name in ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "HF_HUB_OFFLINE", "VLLM_LOGGING_LEVEL"):
+    for name in _AS_OURS:
         os.environ.setdefault(name, ENVIRONMENT[name])
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.platforms import current_platform
@@ -29,21 +33,22 @@ async def start_vllm(config: RunConfig) -> tuple[Callable[[dict[str, Any]], Asyn
     folder = Path(config.model.name)
     dtype = dtype_of(config, folder)
     cache = {"kv_cache_memory_bytes": cpu_cache_bytes(model_config(folder), dtype=dtype, **size), "enforce_eager": True}
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=config.model.name,
-            dtype=dtype,
-            max_model_len=config.model.max_context_tokens,
-            max_num_seqs=config.fleet.slots,
-            skip_tokenizer_init=True,
-            load_format="safetensors",
-            generation_config="vllm",
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            **(cache if current_platform.is_cpu() else {}),
-            **config.model.engine_options,
-        )
+    arguments = AsyncEngineArgs(
+        model=config.model.name,
+        dtype=dtype,
+        max_model_len=config.model.max_context_tokens,
+        max_num_seqs=config.fleet.slots,
+        skip_tokenizer_init=True,
+        load_format="safetensors",
+        generation_config="vllm",
+        enable_prefix_caching=True,
+        disable_log_stats=True,
+        **(cache if current_platform.is_cpu() else {}),
+        **config.model.engine_options,
     )
+    whole = arguments.create_engine_config()
+    whole.additional_config = DiesWith(os.getpid())  # a benchmark that is killed leaves none of vLLM's processes behind
+    engine = AsyncLLM.from_vllm_config(whole, disable_log_stats=True)
     number = 0
 
     async def sample(request: dict[str, Any]) -> AsyncIterator[int]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.rollout_worker.engines.base import Chunk, Engine, Finish, SamplingParams
+from services.rollout_worker.engines.base import Chunk, CountsPrefixes, Engine, Finish, KnowsCache, PrefixUse, SamplingParams
 
 
 @dataclass(slots=True)
@@ -74,6 +74,16 @@ class MeasuredEngine:
     @property
     def max_context_tokens(self) -> int:
         return self._engine.max_context_tokens
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """``KnowsCache``: a worker decides by it how many episodes it takes."""
+        return self._engine.cache_tokens if isinstance(self._engine, KnowsCache) else None
+
+    @property
+    def prefix_use(self) -> PrefixUse | None:
+        """``CountsPrefixes``."""
+        return self._engine.prefix_use if isinstance(self._engine, CountsPrefixes) else None
 
     async def start(self, model_dir: Path, *, weights_version: int) -> None:
         await self._engine.start(model_dir, weights_version=weights_version)

@@ -23,6 +23,7 @@ import fsspec
 
 from loadtest.report import Figure, arguments, publish
 from seamlessflow.blobs import Store
+from seamlessflow.processes import die_with_parent
 from seamlessflow.weights.downloads import download
 from seamlessflow.weights.stored import RangeDigests, StoredFile
 
@@ -109,7 +110,8 @@ def _s3_server(folder: Path) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", *KEYS)}
     clients = fsspec.get_filesystem_class("s3")
     clients.clear_instance_cache()  # one keeps the environment that it was made in
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    dies_with_us = partial(die_with_parent, os.getpid())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=dies_with_us) as server:
         try:
             assert server.stdout is not None
             os.environ.update({**KEYS, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{int(server.stdout.readline())}"})

@@ -63,7 +63,7 @@ from .timed_figures import WARMUP_STEPS, nodes_given_up
 from .timed_figures import figures_of as timed_figures_of
 from .timed_modes import AUTO, WAYS, cell_of, simulated
 from .timed_run import Played, play
-from .virtual_cell import played_apart
+from .virtual_cell import end_all, played_apart
 
 LEAST_LIMIT_SECONDS, LIMIT_TIMES = 3600.0, 4
 """Real seconds after which a timed cell is given up: an hour, or so many times what it should take."""
@@ -133,17 +133,23 @@ def _simulate(plan: Plan, options: argparse.Namespace, take: Take) -> None:
     """One on each core: what time it is outside is nothing to them."""
     with ThreadPoolExecutor(num_workers()) as pool:
         jobs = {pool.submit(_play_virtual, planned, options): planned for planned in plan.virtual}
-        for place, job in enumerate(as_completed(jobs), start=1):
-            planned = jobs[job]
-            name = f"[{place}/{len(jobs)} simulated] {replace(planned.base, mode=planned.way).run}"
-            take(name, job.result)
+        try:
+            for place, job in enumerate(as_completed(jobs), start=1):
+                planned = jobs[job]
+                name = f"[{place}/{len(jobs)} simulated] {replace(planned.base, mode=planned.way).run}"
+                take(name, job.result)
+        except BaseException:  # Ctrl-C: else the pool would play all that are left before it lets go
+            end_all()
+            raise
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = taught(__doc__, "")
     which = parser.add_argument_group("which cells are timed").add_mutually_exclusive_group()
     which.add_argument(
-        "--timed-all", action="store_true", help="every cell over real services, none simulated: more than a day"
+        "--timed-all",
+        action="store_true",
+        help="every cell over real services, none simulated: half a day, with every mode more than a day",
     )
     which.add_argument("--no-timed", action="store_true", help="none: the simulator's error is not measured, either")
     parser.add_argument("--nodes", type=whole(2), default=8, metavar="N", help="of the fleet (8)")
@@ -202,10 +208,9 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         defaults = {name: parser.get_default(name) for name in (*CELL_OPTIONS, "churn")}
         parser.epilog = help_text(argparse.Namespace(**defaults, quick=False))
     options = parser.parse_args(argv)
-    refuse_with(parser, options, "quick", CELL_OPTIONS)
+    refuse_with(parser, options, "quick", (*CELL_OPTIONS, "churn"))
     refuse_with(parser, options, "no_timed", TIMED_OPTIONS)
-    if not options.quick:
-        refuse_unless(parser, options, "timed_all", ("churn",))
+    refuse_unless(parser, options, "timed_all", ("churn",))
     if options.steps is not None and options.steps < WARMUP_STEPS + 2 and "stationary" in options.kinds:
         parser.error(f"--steps {options.steps}: a stationary cell needs {WARMUP_STEPS + 2}, of which {WARMUP_STEPS} warm up")
     prepare(parser, options.results)

@@ -1,7 +1,7 @@
 """Which cells of the grid are played over real services and which in virtual time, and how long that takes. Pure.
 
-The whole grid over real services takes more than a day, so as long as nobody asks for that a few of its cells are ``timed``,
-and all of them are simulated: how far the simulator is off is measured with the timed ones of the same run.
+The whole grid over real services takes half a day, with every mode more than a day, so as long as nobody asks for that a few of
+its cells are ``timed``, and all of them are simulated: how far the simulator is off is measured with the timed ones of it.
 """
 
 from __future__ import annotations

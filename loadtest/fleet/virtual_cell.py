@@ -8,11 +8,16 @@ An episode here is one, where a timed one stands for many: what is coarse there 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, Self
+
+from seamlessflow.processes import die_with_parent
 
 from .baselines import HAS_SPLIT, best_split, modes
 from .simulator import simulate
@@ -94,18 +99,45 @@ def played(way: str, base: Cell, warmup_steps: int) -> tuple[Cell, VirtualFigure
     return cell, VirtualFigures.of(outcome, cell.episode_scale, warmup_steps, tried)
 
 
+_lock, _ends = threading.Lock(), threading.Event()
+_running: set[subprocess.Popen[str]] = set()
+
 HAS_A_SPLIT = frozenset(word for word, name in WAYS.items() if name in HAS_SPLIT)
 
 
 def played_apart(way: str, base: Cell, warmup_steps: int) -> tuple[Cell, VirtualFigures]:
     """The same in a process of its own, so that several can be played side by side. Raises RuntimeError with what it said."""
     asked = json.dumps({"way": way, "cell": base.to_json(), "warmup_steps": warmup_steps})
-    command = [sys.executable, "-m", __name__]
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"simulating {way} failed: {done.stderr.strip().splitlines()[-1:]}")
-    said = json.loads(done.stdout)
+    command = [sys.executable, "-m", "loadtest.fleet.virtual_cell"]
+    with _lock:
+        if _ends.is_set():
+            raise RuntimeError("ended before it began")
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        _running.add(process)
+    try:
+        answer, errors = process.communicate(asked)
+    finally:
+        _running.discard(process)
+    if process.returncode:
+        words = errors.strip().splitlines()
+        raise RuntimeError(f"simulating {way} ended with {process.returncode}: {words[-1] if words else 'it said nothing'}")
+    said = json.loads(answer)
     return Cell.from_json(said["cell"]), VirtualFigures.from_json(said["figures"])
+
+
+def end_all() -> None:
+    """Kill those that are being played, and begin no other: somebody wants to go."""
+    with _lock:
+        _ends.set()
+        for process in tuple(_running):
+            process.kill()
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """``python -m services.rollout_worker.engine_check ORDER REPORT``: put one engine through its self-check, without a bus.
 
     start ─▶ greedy ─▶ drawn, the same weights published again in the middle ─▶ greedy, again in the middle
-          ─▶ other weights ─▶ greedy ─▶ the first ones ─▶ greedy ─▶ stop ─▶ start with the others ─▶ greedy
+          ─▶ other weights ─▶ greedy ─▶ the first ones ─▶ greedy ─▶ stop ─▶ start with the others ─▶ greedy ─▶ the first ones
 
 Both files are JSON (seamlessflow.engine_check.records). What is told there is judged elsewhere; a failure of the engine ends
 the process with exit code 2 and the reason on standard error.
@@ -139,6 +139,7 @@ async def run(order: EngineOrder) -> EngineReport:
         await engine.stop()
         await rehearsal.start(other)
         other_fresh = await rehearsal.greedy()
+        await rehearsal.update(base)  # servers that go on running (engine "remote") have the model again that was asked for
     finally:
         await engine.stop()
     return EngineReport.model_validate(

@@ -6,6 +6,7 @@ here is what StepTaken calls ``logprob_gap``. Both files are JSON (seamlessflow.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
@@ -58,7 +59,12 @@ def _learner(folder: Path, config: RunConfig) -> Learner:
 
 
 def _step(learner: Learner, samples: Sequence[Sampled]) -> GapFigures:
-    """One step at learning rate 0 on all of them, each a group of its own, every other one with a positive advantage."""
+    """One step at learning rate 0 on all of them, each a group of its own, every other one with a positive advantage.
+
+    No step is taken on logprobs that are no numbers: their gap is none, either.
+    """
+    if not all(math.isfinite(logprob) for each in samples for logprob in each.logprobs):
+        return GapFigures(mean=math.nan, largest=math.nan, num_tokens=sum(len(each.tokens) for each in samples))
     figures = learner.train(batch_of(samples), learning_rate=0.0)
     gaps_N = torch.cat(figures.gaps)
     return GapFigures(mean=float(gaps_N.double().mean()), largest=float(gaps_N.max()), num_tokens=len(gaps_N))

@@ -62,18 +62,19 @@ def python_path() -> str:
 def interpreter_of(engine: str) -> Path:
     """The Python that a rollout-worker with this engine runs in. Raises ConfigError where there is none.
 
-    vllm: that of ``.venv-vllm`` where there is one, since vLLM pins other versions than the rest; else ours, if it has vLLM.
+    vllm: that of ``.venv-vllm`` where that has it, since vLLM pins other versions than the rest; else ours, if it has vLLM.
     """
     if engine != "vllm":
         return Path(sys.executable)
     own = checkout_root() / VLLM_PYTHON
-    if own.is_file():
+    # Looked for and not imported, which takes seconds. An environment whose making was interrupted has no vLLM.
+    if own.is_file() and any(own.parents[1].glob("lib/python3*/site-packages/vllm/__init__.py")):
         return own
     if importlib.util.find_spec("vllm") is not None:
         return Path(sys.executable)
     raise ConfigError(
-        f'engine "vllm": there is no {VLLM_PYTHON} in {checkout_root()}: ./task setup:vllm makes it for this machine\'s CPU '
-        "(once, minutes); on a GPU see docs/operations.md"
+        f'engine "vllm": there is no {VLLM_PYTHON} with vLLM in {checkout_root()}: ./task setup:vllm makes it for this '
+        "machine's CPU (once, minutes); on a GPU see docs/operations.md"
     )
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from seamlessflow.cli import app
 from seamlessflow.cli.doctor import MODEL, _wanted
 from seamlessflow.cli.doctor_engine import Wanted, _Place, document_of, table_of
 from seamlessflow.engine_check.judgement import Check
@@ -60,6 +62,22 @@ def test_a_run_file_says_what_is_checked_and_options_say_otherwise(run_file: Pat
     )
 
 
+def test_options_of_a_run_files_engine_are_not_handed_to_another(run_file: Path):
+    """An alarm says: try the transformers engine beside it. That one takes no options, and would refuse them."""
+    run_file.write_text(RUN.replace('"continuous_batching"', '"vllm", engine_options = { block_size = 32 }'))
+
+    assert model_of(wanted(run_file=run_file))["engine_options"] == {"block_size": 32}
+    assert not model_of(wanted("transformers", run_file)).get("engine_options")
+
+
+@pytest.mark.parametrize("options", ["--model tiny-calculator", "--dtype float32 --tokens 64", "--python /usr/bin/python3"])
+def test_options_of_the_self_check_without_an_engine_are_refused(options: str):
+    """Else the other doctor would answer, and all would seem right."""
+    done = CliRunner().invoke(app, ["doctor", *options.split()])
+
+    assert done.exit_code == 2 and "--engine" in done.output and options.split()[0] in done.output
+
+
 def test_an_engine_there_is_none_of_is_refused_with_those_there_are():
     """Before a process is started."""
     with pytest.raises(ConfigError, match="transformers"):
@@ -74,6 +92,8 @@ def test_a_process_that_fails_is_told_with_its_last_words_and_one_that_hangs_is_
         place.run(
             "engine", Path(sys.executable), ["-c", "import sys; print('no kernel for this', file=sys.stderr); sys.exit(3)"]
         )
+    with pytest.raises(SeamlessFlowError, match="engine: /no/such/python cannot be run: No such file"):
+        place.run("engine", Path("/no/such/python"), ["-c", ""])
     late = _Place(tmp_path, Console(file=io.StringIO()), time.monotonic())
     with pytest.raises(SeamlessFlowError, match="engine: not done in time, and stopped"):
         late.run("engine", Path(sys.executable), ["-c", "import time; time.sleep(60)"])

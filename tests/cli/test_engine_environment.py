@@ -51,6 +51,11 @@ def test_only_rollout_workers_run_in_it(checkout: Path) -> None:
     python = checkout / VLLM_PYTHON
     python.parent.mkdir(parents=True)
     python.touch()
+    with pytest.raises(ConfigError, match=r"\./task setup:vllm"):
+        interpreter_of("vllm")  # its making was interrupted
+    vllm = python.parents[1] / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py"
+    vllm.parent.mkdir(parents=True)
+    vllm.touch()
 
     assert set(interpreters(checkout, "transformers").values()) == {sys.executable}
     found = interpreters(checkout, "vllm")

@@ -35,6 +35,7 @@ from loadtest.fleet.timed_modes import WAYS
         ("--no-timed --time-scale 60", "--time-scale: not together with --no-timed"),
         ("--no-timed --timed-all", "not allowed with argument"),
         ("--quick --nodes 4 --modes auto", "--nodes, --modes: not together with --quick"),
+        ("--quick --churn 5", "--churn: not together with --quick"),
     ],
 )
 def test_multiplex_refuses_what_it_could_not_play(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

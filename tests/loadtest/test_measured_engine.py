@@ -19,10 +19,19 @@ from loadtest.cpu_seconds import cpu_seconds, is_known
 from loadtest.engine_figures import Turn
 from loadtest.measured_engine import MeasuredEngine
 from loadtest.weights_updates import Updates, figures_of, interval_of
-from services.rollout_worker.engines.base import SamplingParams
+from services.rollout_worker.engines.base import PrefixUse, SamplingParams
 from services.rollout_worker.engines.scripted import ScriptedEngine
 
 VOCABULARY = 8
+
+
+async def test_what_an_engine_knows_of_its_cache_is_passed_on():
+    """A worker takes as many episodes as it would without somebody who notes."""
+    engine = ScriptedEngine(vocab_size=VOCABULARY, seed=0, seconds_per_token=0.001, num_slots=2)
+    assert MeasuredEngine(engine).cache_tokens is None and MeasuredEngine(engine).prefix_use is None
+
+    engine.cache_tokens, engine.prefix_use = 77, PrefixUse(3, 1)  # type: ignore[attr-defined]
+    assert MeasuredEngine(engine).cache_tokens == 77 and MeasuredEngine(engine).prefix_use == PrefixUse(3, 1)
 
 
 async def test_a_pause_is_noted_with_the_tokens_around_it_and_told_once(tmp_path: Path):

@@ -55,7 +55,9 @@ def _wait_for_end(pid: int) -> None:
     except (OSError, AttributeError):  # an old kernel, or a sandbox without them
         _poll_for_end(pid)
         return
-    select.select([descriptor], [], [])
+    watch = select.poll()  # unlike select it takes descriptors of any number
+    watch.register(descriptor, select.POLLIN)
+    watch.poll()
 
 
 def _poll_for_end(pid: int) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from seamlessflow.errors import BadInput, ConfigError
 from seamlessflow.weights import WEIGHTS_FILE
-from services.rollout_worker.engines.base import Chunk, EngineError, SamplingParams
+from services.rollout_worker.engines.base import Chunk, EngineError, SamplingParams, stops_within
 from services.rollout_worker.engines.front import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
 from services.rollout_worker.engines.remote_fleet import Fleet, Version
 from services.rollout_worker.engines.remote_http import Http
@@ -106,7 +107,7 @@ class RemoteEngine(EngineFront):
             deliver,
             request_id=request_id,
             prompt_ids=prompt_ids,
-            params=params,
+            params=replace(params, stop_token_ids=stops_within(params, self._vocab_size)),
             patience_seconds=self._options.patience_seconds,
         )
 

@@ -157,7 +157,11 @@ class Fleet:
                     await server.look()
                 elif not server.is_resting:
                     await self._bring_back(server)
-            except (ServerFault, ServerRefusal, BadInput, OSError) as wrong:  # OSError: the version was removed meanwhile
+            except Exception as wrong:
+                # OSError: the version was removed meanwhile. Anything else is a mistake of ours, which must not end the watch:
+                # nobody would notice, and the server would never come back.
+                if not isinstance(wrong, ServerFault | ServerRefusal | BadInput | OSError):
+                    log.error("engine.watch_failed", server=server.name, exc_info=wrong)
                 server.fail(wrong)
                 await server.cut_off()  # what still runs there goes on elsewhere
 

@@ -19,6 +19,8 @@ LONGEST_LINE = 64 << 20
 """Bytes of one event. SGLang repeats the whole answer in each event unless told not to; beyond this something is wrong."""
 KEPT_SECONDS = 3.0
 """How long an idle connection is used again: less than the 5 s after which these servers close one."""
+LONGEST_ANSWER = 16 << 20
+"""Bytes of the answer to an order: a list of endpoints is half a megabyte."""
 LONGEST_REASON = 300
 """Characters of a server's answer that stand in our messages."""
 _FAULTY = (408, 425, 429)
@@ -46,10 +48,10 @@ class Http:
         """The JSON of the answer; None where it is none. Raises ServerFault or ServerRefusal."""
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect_seconds)
         async with self._sent(method, path, timeout, json_body=json_body, query=query) as response:
-            text = await response.text()
+            text = await _whole(response.content)
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     async def events(
@@ -83,11 +85,13 @@ class Http:
                 method, url, json=json_body, params=query, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 if response.status >= 300:
-                    raise _no(response.status, await response.text(errors="replace"))
+                    raise _no(response.status, await _beginning(response.content))
                 yield response
         except TimeoutError as wrong:
             raise ServerFault(f"{path}: nothing came in time") from wrong
-        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as wrong:
+        except aiohttp.InvalidURL:  # its words hold the URL, and that may hold a password
+            raise ServerFault(f"{path}: {self.name} is no URL") from None
+        except (aiohttp.ClientError, OSError) as wrong:
             raise ServerFault(f"{path}: {type(wrong).__name__}: {wrong}") from wrong
 
 
@@ -96,6 +100,25 @@ def _no(status: int, text: str) -> ServerFault | ServerRefusal:
     if 400 <= status < 500 and status not in _FAULTY:
         return ServerRefusal(status, reason)
     return ServerFault(f"HTTP {status}: {reason}")
+
+
+async def _whole(content: aiohttp.StreamReader) -> bytes:
+    """All of an answer; a server that does not stop must not fill our memory."""
+    pieces, size = [], 0
+    async for piece in content.iter_any():
+        size += len(piece)
+        if size > LONGEST_ANSWER:
+            raise ServerFault(f"an answer of more than {LONGEST_ANSWER} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def _beginning(content: aiohttp.StreamReader) -> str:
+    """As much of a refusal as our messages hold; the connection is not used again where there is more."""
+    text = b""
+    while len(text) < LONGEST_REASON and (piece := await content.read(4 * LONGEST_REASON)):
+        text += piece
+    return text.decode(errors="replace")
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -114,7 +137,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 def _event(data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
-    except ValueError as wrong:
+    except (ValueError, RecursionError) as wrong:
         raise ServerFault(f"an event is no JSON: {wrong}") from wrong
     if not isinstance(event, dict):
         raise ServerFault(f"an event is {type(event).__name__}, expected an object")

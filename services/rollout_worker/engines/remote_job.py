@@ -66,12 +66,16 @@ class Job:
         self._num_failures = 0
         self._clock = asyncio.get_running_loop().time
         self._stuck_since = self._clock()
+        """Since when no token came; what was spent waiting for a slot, or paused, left out."""
 
     async def run(self) -> None:
         """Raises EngineError where no server can go on with it; BadInput where none ever will."""
+        self._stuck_since = self._clock()
         while not (self.is_finished or self._is_ending):
             if not self._gate.awake.is_set():
+                paused_at = self._clock()
                 await self._gate.awake.wait()
+                self._stuck_since += self._clock() - paused_at
                 continue  # it may have been closed again before our turn came
             server = self._fleet.choose(self._ids)
             if server is None:
@@ -98,8 +102,6 @@ class Job:
                 await self._fleet.changed.wait()
         except TimeoutError:
             pass
-        if not self._gate.awake.is_set():
-            self._stuck_since = self._clock()  # nothing was to be had anyway
 
     async def _attempt(self, server: RemoteServer) -> None:
         version = self._gate.weights_version

@@ -93,7 +93,7 @@ class Answer:
         try:
             piece = self._read(event)
             self._check(piece)
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as wrong:
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as wrong:
             raise ServerNonsense(f"an event that cannot be used: {type(wrong).__name__}: {wrong}") from wrong
         self._num_left -= len(piece.token_ids)
         self._last = next(reversed(piece.token_ids), self._last)

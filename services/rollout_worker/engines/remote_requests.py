@@ -96,24 +96,30 @@ class Requests:
             attempt.task.cancel()
 
     async def stream(self, ask: Ask, on_piece: OnPiece) -> Ending:
-        """One request from beginning to end. Raises ServerFault or ServerRefusal."""
+        """One request from beginning to end. Raises ServerFault, where no token comes in time as well, or ServerRefusal."""
         answer, ending = Answer(ask, self._dialect.reader(), vocab_size=self._vocab_size), None
-        clock = asyncio.get_running_loop().time
+        clock, silence_seconds = asyncio.get_running_loop().time, self._options.silence_seconds
         events = self._http.events(
             self._dialect.path,
             self._dialect.body(ask),
-            silence_seconds=self._options.silence_seconds,
+            silence_seconds=silence_seconds,
             headers={"X-Request-Id": ask.request_id},  # vLLM names a request so, whatever else it is told
         )
         try:
-            async with asyncio.timeout(None) as drain, aclosing(events):
+            # Of tokens: a proxy that keeps the connection alive says something all the time.
+            async with asyncio.timeout(silence_seconds) as patience, aclosing(events):
                 async for event in events:
                     if ending is None:
                         piece = answer.take(event)
                         on_piece(piece)
                         if (ending := piece.ending) is not None:
-                            drain.reschedule(clock() + DRAIN_SECONDS)
-        except (TimeoutError, ServerFault):
+                            patience.reschedule(clock() + DRAIN_SECONDS)
+                        elif piece.token_ids:
+                            patience.reschedule(clock() + silence_seconds)
+        except TimeoutError as wrong:
+            if ending is None:
+                raise ServerFault(f"no token came for {silence_seconds:g} s") from wrong
+        except ServerFault:
             if ending is None:
                 raise
         if ending is None:

@@ -194,9 +194,9 @@ class RemoteServer:
             listed = await self._http.ask("GET", "/v1/models", seconds=self._options.control_seconds)
             model = listed["data"][0]
             self._model, told = str(model["id"]), model.get("max_model_len")
-        except (ServerRefusal, KeyError, IndexError, TypeError):
+            self.max_context_tokens = int(told) if told else None
+        except (ServerRefusal, KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
             return  # some have no such list; a server that needs the name will refuse to be tried out
-        self.max_context_tokens = int(told) if told else None
 
     async def _try(self, prompt: list[int], params: SamplingParams) -> Try:
         ids: list[int] = []

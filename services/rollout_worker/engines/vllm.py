@@ -154,8 +154,11 @@ class VllmEngine(EngineFront):
             raise EngineError(NOT_PAUSED)
         await self._staging.take(file)
         # Whoever gives up waiting does not stop vLLM; ``resume`` then waits for the end, so that no token has a wrong version.
-        self._loading = asyncio.create_task(self._load(link, file, weights_version))
-        await asyncio.shield(self._loading)
+        loading = self._loading = asyncio.create_task(self._load(link, file, weights_version))
+        await asyncio.wait({loading})
+        if loading.cancelled():  # by ``stop``: nobody cancelled our caller
+            raise EngineError(NOT_RUNNING)
+        loading.result()
 
     async def sleep(self) -> None:
         await self.pause()

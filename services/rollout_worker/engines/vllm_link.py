@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.rollout_worker.engines.base import EngineError
+from services.rollout_worker.engines.base import EngineError, stops_within
 from services.rollout_worker.engines.front import died_of
 from services.rollout_worker.engines.vllm_requests import Request, how_to_draw
 
@@ -69,7 +69,8 @@ class Link:
 
         ``on_output`` hears each output at once: vLLM's collector would join them, across a change of versions.
         """
-        collector = await self._llm.add_request(request.name, *_prompt_and_params(request, salt, max_tokens))
+        stops = stops_within(request.params, self.vocab_size)
+        collector = await self._llm.add_request(request.name, *_prompt_and_params(request, salt, max_tokens, stops))
         early = collector.get_nowait()
         collector.put = on_output
         if early is not None:
@@ -161,7 +162,7 @@ class Link:
         self.die("its processes have gone")
 
 
-def _prompt_and_params(request: Request, salt: str, max_tokens: int) -> tuple[Any, Any]:
+def _prompt_and_params(request: Request, salt: str, max_tokens: int, stops: tuple[int, ...]) -> tuple[Any, Any]:
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -169,7 +170,7 @@ def _prompt_and_params(request: Request, salt: str, max_tokens: int) -> tuple[An
     params = SamplingParams(
         temperature=0.0,  # of the rows that our draws leave
         max_tokens=max_tokens,
-        stop_token_ids=list(request.params.stop_token_ids),
+        stop_token_ids=list(stops),
         ignore_eos=True,
         detokenize=False,
         logprobs=0,

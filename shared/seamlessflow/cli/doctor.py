@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +42,7 @@ PACKAGES = {
 
 
 def doctor(
+    context: typer.Context,
     nats: NatsUrl = None,
     store: StoreUrl = None,
     engine: Annotated[
@@ -97,7 +98,12 @@ def doctor(
       seamlessflow doctor --engine transformers --model tiny-calculator
       seamlessflow doctor --engine vllm --run my-run.toml
     """
-    if engine is not None or run_file is not None:
+    is_asked = engine is not None or run_file is not None
+    if not is_asked and (given := _given(context, ("model", "dtype", "tokens", "temperature", "python", "deadline"))):
+        raise typer.BadParameter(f"{', '.join(given)}: only together with --engine or --run, else that would be ignored")
+    if is_asked and (given := _given(context, ("nats", "store"))):
+        raise typer.BadParameter(f"{', '.join(given)}: not together with --engine or --run, which need neither")
+    if is_asked:
         wanted = _wanted(engine, run_file, model, dtype, tokens, temperature, python, deadline)
         raise typer.Exit(0 if check_engine(wanted, make_console()) else 1)
     checks: list[tuple[str, Callable[[], str]]] = [
@@ -120,6 +126,12 @@ def doctor(
             failed = True
             console.print(f"[red]wrong[/] {name}: {escape(str(wrong))}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _given(context: typer.Context, names: Sequence[str]) -> list[str]:
+    """Those of these options that stand on the command line, as they are typed."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def _wanted(

@@ -93,6 +93,8 @@ def document_of(wanted: Wanted) -> dict[str, object]:
     model = {"name": wanted.model, "engine": wanted.engine, "dtype": wanted.dtype, "max_context_tokens": CONTEXT_TOKENS}
     if wanted.config is not None:
         model = wanted.config.model.model_dump(mode="json", exclude_none=True) | {"engine": wanted.engine}
+        if wanted.engine != wanted.config.model.engine:
+            model.pop("engine_options", None)  # they are those of the other engine
     config = parse_run_config(
         {
             "model": model,
@@ -154,6 +156,8 @@ class _Place:
                     preexec_fn=partial(die_with_parent, os.getpid()),
                     check=False,
                 )
+        except OSError as wrong:
+            raise SeamlessFlowError(f"{name}: {python} cannot be run: {wrong.strerror or wrong}") from wrong
         except subprocess.TimeoutExpired as wrong:
             said = "\n  ".join(last_words(log))
             raise SeamlessFlowError(f"{name}: not done in time, and stopped; its last words:\n  {said}") from wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Likeness:
     num_same: int
     """Tokens up to the first different one of each pair."""
     largest: float
-    """Difference of logprobs over those."""
+    """Difference of logprobs over those; not a number where one of them is none."""
     mean: float
 
     def is_same(self, within: float) -> bool:
@@ -49,7 +50,8 @@ def likeness(left: Sequence[Sampled], right: Sequence[Sampled]) -> Likeness:
             if a != b:
                 break
             gaps.append(abs(mine.logprobs[place] - theirs.logprobs[place]))
-    return Likeness(num_tokens, len(gaps), max(gaps, default=0.0), sum(gaps) / len(gaps) if gaps else 0.0)
+    mean = sum(gaps) / len(gaps) if gaps else 0.0
+    return Likeness(num_tokens, len(gaps), mean if math.isnan(mean) else max(gaps, default=0.0), mean)
 
 
 def judge(engine: EngineReport, trainer: TrainerReport) -> list[Check]:

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+    # A logprob that is not a number is a finding, and travels like any other.
 
 
 class EngineOrder(_Part):

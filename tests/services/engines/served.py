@@ -273,6 +273,9 @@ class Served:
         await response.prepare(request)
         if fault == "hang":
             await asyncio.sleep(3600)
+        while fault == "ping":
+            await response.write(b": ping\n\n")
+            await asyncio.sleep(0.02)
         events = self._events(name, list(ids), params, event)
         try:
             num = 0

@@ -88,6 +88,14 @@ class ForgetsTemperature(TransformersEngine):
             yield replace(chunk, logprobs=tuple(each * wrong for each in chunk.logprobs))
 
 
+class SaysNoNumber(TransformersEngine):
+    """Its logprobs are none."""
+
+    async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> AsyncIterator[Chunk]:
+        async for chunk in super().generate(request_id, prompt_ids, params):
+            yield replace(chunk, logprobs=(float("nan"),) * len(chunk.logprobs))
+
+
 class EndsWhatRuns(TransformersEngine):
     """Every update is the end of what it meets."""
 
@@ -103,6 +111,7 @@ class EndsWhatRuns(TransformersEngine):
         (NeverLoads, "logprobs against the trainer's, after an update to other weights"),
         (SaysTheOldVersion, "generations whose tokens have the version that drew them"),
         (ForgetsTemperature, "logprobs against the trainer's, drawn at a temperature"),
+        (SaysNoNumber, "logprobs against the trainer's, greedy"),
         (EndsWhatRuns, "generations that an update in their middle ended"),
     ],
 )
@@ -113,6 +122,27 @@ async def test_what_is_wrong_is_said(
     monkeypatch.setattr(rollout, "build_engine", lambda config, settings, folder: kind(dtype="float32", num_slots=8))
 
     assert any(name.startswith(told) for name in await wrong_checks(tiny, tmp_path))
+
+
+async def test_servers_that_go_on_running_have_the_model_that_was_asked_for(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The engine may be somebody's server, which keeps what it was given last: not the weights with noise."""
+    given: list[str] = []
+
+    class Noted(TransformersEngine):
+        async def start(self, model_dir: Path, *, weights_version: int) -> None:
+            given.append(model_dir.name)
+            await super().start(model_dir, weights_version=weights_version)
+
+        async def load_weights(self, file: Path, *, weights_version: int) -> None:
+            given.append(file.parent.name)
+            await super().load_weights(file, weights_version=weights_version)
+
+    monkeypatch.setattr(rollout, "build_engine", lambda config, settings, folder: Noted(dtype="float32", num_slots=8))
+    await rollout.run(order_of(tiny, tmp_path))
+
+    assert given[-2:] == ["other", "base"]
 
 
 async def test_a_cache_that_outlives_its_weights_is_found(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

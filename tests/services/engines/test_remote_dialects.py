@@ -97,6 +97,7 @@ def test_an_end_that_comes_by_itself_is_believed(api: str) -> None:
         ([("7", -1.0)], None, "a text instead of an id"),
         ([(7, None)], None, "no logprob"),
         ([(7, float("nan"))], None, "a logprob that is no number"),
+        ([(7, -(10**400))], None, "a logprob that is no float"),
         ([(7, -9999.0)], None, "what vLLM writes where it has none"),
         ([(7, 0.5)], None, "a probability above 1"),
         ([(STOP, -1.0), (7, -1.0)], None, "a token behind a stop token"),

@@ -171,12 +171,13 @@ async def test_a_request_that_fails_at_one_server_goes_on_at_another(world: Worl
     world.assert_exact(answer)
 
 
+@pytest.mark.parametrize("fault", ["hang", "ping"])
 @pytest.mark.parametrize("api", APIS)
-async def test_a_request_that_a_server_is_silent_about_goes_on_at_another(world: World, api: str) -> None:
-    """Silence has a limit."""
+async def test_a_request_that_a_server_is_silent_about_goes_on_at_another(world: World, api: str, fault: str) -> None:
+    """Silence has a limit, and what keeps a connection alive is no token."""
     first, second = await world.serve(api, 2)
     engine = await world.started(api, silence_seconds=0.3)
-    first.faults = second.faults = ["hang"]
+    first.faults = second.faults = [fault]
 
     answer = await asyncio.wait_for(sample(engine), 5)
 
@@ -613,3 +614,79 @@ async def test_an_order_cut_short_leaves_no_server_with_weights_nobody_knows(wor
 
     world.assert_exact(answer)
     assert set(answer.versions) == {engine.weights_version}
+
+
+async def test_a_pause_does_not_count_as_patience(world: World) -> None:
+    """A device lent to training is paused for minutes: a server that is away for a moment afterwards is waited for as ever."""
+    (served,) = await world.serve()
+    engine = await world.started(patience_seconds=1.5)
+    running = Running(engine)
+    await running.begun()
+    await engine.pause()
+    await asyncio.sleep(1.6)
+    await served.die()
+    await engine.resume()
+    await asyncio.sleep(0.1)
+    await served.start()
+    (answer,) = await running.answers()
+
+    assert len(answer.ids) == 60
+    world.assert_exact(answer)
+
+
+async def test_a_stop_token_that_the_model_does_not_have_is_not_sent(world: World) -> None:
+    """vLLM refuses a request that has one; it can stop nothing."""
+    (served,) = await world.serve()
+    engine = await world.started()
+    answer = await sample(engine, stop_token_ids=(VOCAB_SIZE, -1))
+
+    assert (len(answer.ids), answer.finish) == (12, Finish.LENGTH)
+    assert served.asked[-1]["sampling_params"]["stop_token_ids"] == []
+
+
+async def test_a_wait_for_a_slot_does_not_count_as_patience(world: World) -> None:
+    """Nobody failed it yet."""
+    (served,) = await world.serve(seconds_per_token=0.03)
+    engine = world.engine(patience_seconds=1.5)
+    engine._num_slots = 1
+    await engine.start(world.old_file.parent, weights_version=FIRST_VERSION)
+    first = Running(engine)
+    await first.begun()
+    waiting = asyncio.create_task(sample(engine))
+    await first.answers()
+    await served.die()
+    await asyncio.sleep(0.1)
+    await served.start()
+
+    assert len((await asyncio.wait_for(waiting, 10)).ids) == 12
+
+
+async def test_a_mistake_of_ours_does_not_leave_a_server_unwatched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be away for good, and nobody would know."""
+    await world.serve()
+    engine = await world.started()
+    (server,) = engine._fleet._servers
+    look, mistakes = server.look, [RuntimeError("a mistake")]
+
+    async def looks() -> None:
+        if mistakes:
+            raise mistakes.pop()
+        await look()
+
+    monkeypatch.setattr(server, "look", looks)
+    with structlog.testing.capture_logs() as logs:
+        await until(lambda: not mistakes)
+        await until(lambda: all_up(engine))
+
+    assert "engine.watch_failed" in [each["event"] for each in logs]
+    assert len((await sample(engine)).ids) == 12
+
+
+@pytest.mark.parametrize("told", ["much", [], {"a": 1}, 1e400])
+async def test_a_model_list_that_makes_no_sense_says_nothing(world: World, told: object) -> None:
+    """A context that is no number is one that is not told."""
+    (served,) = await world.serve()
+    served.max_context_tokens = told  # type: ignore[assignment]
+    engine = await world.started()
+
+    assert engine.max_context_tokens == CONTEXT

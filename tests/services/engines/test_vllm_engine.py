@@ -25,6 +25,7 @@ from seamlessflow.errors import BadInput
 from seamlessflow.models.resolve import resolve_model
 from seamlessflow.settings import Settings
 from services.rollout_worker.engines.base import EngineError, Finish, KnowsCache
+from services.rollout_worker.engines.staging import Staging
 from services.rollout_worker.engines.transformers_engine import TransformersEngine
 from services.rollout_worker.engines.vllm import VllmEngine
 from tests.services.engines.conftest import (
@@ -151,6 +152,39 @@ async def test_a_load_that_is_not_waited_for_is_over_before_anything_is_sampled_
     assert loading.cancelled() or loading.done()
     assert set(answer.versions) == {version}
     assert (answer.ids, answer.logprobs) == (own.ids, pytest.approx(own.logprobs, abs=TOLERANCE))
+
+
+async def test_a_stop_token_that_the_model_does_not_have_stops_nothing(engine: VllmEngine) -> None:
+    """vLLM refuses such a request, and what it refuses ends the engine for everybody."""
+    answer = await sample(engine, max_tokens=5, stop_token_ids=(10**6, -1))
+
+    assert (len(answer.ids), answer.finish) == (5, Finish.LENGTH)
+
+
+async def test_a_stop_in_the_middle_of_a_load_is_an_error_and_no_cancellation(tied_llamas: list[Path]) -> None:
+    """Whoever loads was not cancelled: a task that ended so would be taken for one that nobody wanted any more."""
+    engine, is_loading = VllmEngine(), asyncio.Event()
+
+    class Hanging:
+        """Stands for vLLM: it never answers."""
+
+        is_dead = False
+
+        def check(self) -> None: ...
+
+        async def load(self, file: Path) -> None:
+            is_loading.set()
+            await asyncio.Event().wait()
+
+        async def end(self) -> None: ...
+
+    engine._link, engine._staging, engine._is_paused = Hanging(), Staging(lambda file: file), True  # type: ignore[assignment]
+    loading = asyncio.create_task(engine.load_weights(tied_llamas[0] / "model.safetensors", weights_version=9))
+    await is_loading.wait()
+    await engine.stop()
+
+    with pytest.raises(EngineError, match="not running"):
+        await asyncio.wait_for(loading, 5)
 
 
 async def test_nothing_is_left_of_requests_that_ended_in_any_way(engine: VllmEngine) -> None:

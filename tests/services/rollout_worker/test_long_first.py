@@ -324,8 +324,11 @@ async def test_a_trickle_of_long_ones_keeps_nobody_waiting_for_room_that_is_ther
 
 
 @pytest.mark.parametrize("sampled", ["memory-32", "jetstream-32"], indirect=True)
-async def test_what_waits_in_one_of_many_buckets_comes_before_what_can_wait(sampled: Sampled) -> None:
+async def test_what_waits_in_one_of_many_buckets_comes_before_what_can_wait(
+    sampled: Sampled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gets only its share of the credit in each round trip, so that it takes a while to fill all slots."""
+    monkeypatch.setattr("services.rollout_worker.pulls.DRY_SECONDS", 0.25)  # beside other tests a round trip takes longer
     for number in range(200):
         await sampled.ask(f"plain-{number}", "rollout", bucket=7)
         await sampled.ask(f"long-{number}", "long+rollout", bucket=number % 32)

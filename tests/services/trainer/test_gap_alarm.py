@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -111,17 +110,6 @@ def test_who_only_ended_a_generation_is_asked_for_no_gap():
 
     assert sampled_by(events, 1) == {}
     assert gaps_of({"e-0": GapSum(1.0, 3)}, {"e-0": sampled_by(events, 1)}) == {}
-
-
-def test_the_gaps_of_a_large_step_are_summed_in_no_time():
-    """A trainer that adds up a million tokens one by one answers nobody meanwhile, and loses its lease."""
-    names = [f"g{number}" for number in range(100)]
-    batch = batch_of(*(Group(name, (member(name, 0, sampled(4000)), member(name, 1, sampled(4000)))) for name in names))
-    gaps_N = torch.full((batch.num_trained,), 0.5)
-    began = time.perf_counter()
-
-    assert episode_gaps(batch, gaps_N)["g99-1-0"] == GapSum(2000.0, 4000)
-    assert time.perf_counter() - began < 0.5
 
 
 def test_an_episode_of_two_nodes_counts_for_each_by_its_share():

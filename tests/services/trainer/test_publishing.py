@@ -164,9 +164,10 @@ async def test_a_step_that_makes_no_numbers_stops_the_run_with_a_reason(
             for name in "ab":
                 await world.answer(name, by_index(), policy=policy)
             async with asyncio.timeout(20):
-                while (record := await world.bus.last("CTL", f"sf.ctl.run.{RUN}.stop")) is None:
-                    await asyncio.sleep(0.01)
+                await asyncio.Event().wait()  # until the trainer's failure ends all of it
 
+    record = await world.bus.last("CTL", f"sf.ctl.run.{RUN}.stop")
+    assert record is not None
     stop = await world.speaker.open(record)
     assert isinstance(stop, RunStopRequested) and "values that are NaN or infinite" in stop.reason
     assert failed.group_contains(BadInput)
