@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import (
@@ -187,7 +187,8 @@ class Holder:
         """Everything unsaid, while it is not known whether more comes."""
         end, self.end = self.end, None
         self.say()
-        self.end = end
+        if self.has_begun:  # else its claim was refused, and the end went with what was sampled on it
+            self.end = end
 
     def say(self) -> None:
         """Everything unsaid, and the end when there is one, with the last of it; then the acknowledgement."""
@@ -230,8 +231,12 @@ GONE_AT = st.one_of(st.none(), st.none(), st.integers(0, 60))
 """Before which action the call is abandoned; None: never."""
 
 
+REFUSED_BEFORE_ITS_END = [("claim", 0, 1), ("say_tokens", 1, 1), ("crash", 0, 1), ("claim", 0, 1), ("claim", 0, 1)]
+
+
 @settings(max_examples=300)
 @given(OPENINGS, ACTIONS, TRUTHS, GONE_AT)
+@example(TWO_HOLD_IT, REFUSED_BEFORE_ITS_END, Truth(2, 1, 0, 2), None)
 def test_whatever_happens_the_journal_tells_the_truth_once(opening, actions, truth, gone_at):
     """And a healthy worker that comes last always finishes it, without exceeding the budget."""
     journal, holders = Journal(), []

@@ -156,15 +156,15 @@ async def test_a_step_that_makes_no_numbers_stops_the_run_with_a_reason(
     world = await World(tmp_path, run_document(tiny_llama)).open()
     await world.lease(Role.TRAIN)
     with pytest.raises(ExceptionGroup) as failed:
-        async with world.trainer():
+        async with world.trainer() as trainer:
             await world.hears(TrainerStarted)
             live = Learner.weights
             monkeypatch.setattr(Learner, "weights", lambda self: {n: t * float("nan") for n, t in live(self).items()})
             policy = await world.policy()
             for name in "ab":
                 await world.answer(name, by_index(), policy=policy)
-            async with asyncio.timeout(20):
-                await asyncio.Event().wait()  # until the trainer's failure ends all of it
+            assert trainer.user is not None
+            await asyncio.wait({trainer.user}, timeout=20)  # asked to leave before it has failed, it would end well
 
     record = await world.bus.last("CTL", f"sf.ctl.run.{RUN}.stop")
     assert record is not None

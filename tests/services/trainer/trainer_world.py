@@ -98,6 +98,8 @@ class DyingBus(MemoryBus):
     def __post_init__(self) -> None:
         super().__init__(self.server)
         self.died = asyncio.Event()
+        self.user: asyncio.Task[None] | None = None
+        """What runs on it."""
 
     async def publish(self, message: Message) -> Stored:
         if not self.dies_at(message):
@@ -161,7 +163,7 @@ class World:
             store_url=self.store.url, node=NODE, work_dir=self.folder / "work", model_cache=self.folder, device="cpu"
         )
         context = make_context(Service.TRAINER, settings, bus, capabilities=("train",))
-        task = asyncio.create_task(Trainer(context, settings, build=build).run())
+        task = bus.user = asyncio.create_task(Trainer(context, settings, build=build).run())
         try:
             yield bus
         finally:
