@@ -38,7 +38,8 @@ from seamlessflow.settings import Settings
 from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights.cores import num_cores
 from seamlessflow.weights.delta import CHUNK_VALUES, apply, encode, parse
-from seamlessflow.weights.fetching import Held, fetch_version, tensor_digests
+from seamlessflow.weights.digests import tensor_digests
+from seamlessflow.weights.fetching import Held, fetch_version
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import Bits
 from services.trainer.tensorfiles import safetensors_chunks

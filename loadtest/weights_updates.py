@@ -204,8 +204,7 @@ async def _arrival(rig: RunRig, publisher: WeightsPublisher, parts: Arrival) -> 
 
 
 async def _said(rig: RunRig, version: int) -> list[WeightsLoaded]:
-    pattern = subject_filter(WeightsLoaded, run=RUN, weights_version=version)
-    events = [await rig.speaker.open(record) async for record in rig.bus.read(journal(RUN), filters=(pattern,))]
+    events = await rig.speaker.all_on(WeightsLoaded, RUN, weights_version=version)
     return [event for event in events if isinstance(event, WeightsLoaded)]
 
 

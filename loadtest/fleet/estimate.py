@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from statistics import fmean
 
 from .timed_cell import Cell
@@ -46,9 +45,3 @@ def virtual_seconds(cell: Cell) -> float:
 def words_of_time(seconds: float) -> str:
     """For people: minutes or hours."""
     return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{max(1, round(seconds / 60))} min"
-
-
-def total_words(cells: Iterable[Cell]) -> str:
-    """How many cells, and how long all of them take."""
-    all_ = list(cells)
-    return f"{len(all_)} cell{'s' * (len(all_) != 1)}, about {words_of_time(sum(real_seconds(cell) for cell in all_))}"

@@ -78,13 +78,10 @@ class Outcome:
     all_seconds: float
     all_tokens: int
     """Trained, from the very beginning."""
-    num_handovers: int
     num_plans: int
     num_events: int
     losses: Mapping[str, float] = field(default_factory=dict)
     """Where the node-time went that is missing from the bound (``simulator_losses``), as shares of all node-time."""
-    mean_batch: float = 0.0
-    """Sequences of a decode step."""
     spans: Sequence[Span] = field(repr=False, default=())
     depths: Sequence[Depths] = field(repr=False, default=())
     step_seconds: Sequence[float] = field(repr=False, default=())
@@ -146,7 +143,7 @@ class Account:
         self.depths: list[Depths] = []
         self.staleness: Counter[int] = Counter()
         self.trained = self.masked = self.all_trained = 0
-        self.reprefilled = self.moved = self.unsaid = self.wrong = self.handovers = 0
+        self.reprefilled = self.moved = self.unsaid = self.wrong = 0
         self.prefilled_again = 0
         """Since the warm-up: ``reprefilled``."""
         self.asked_again = self.found_again = 0
@@ -171,7 +168,6 @@ class Account:
             self._doing.pop(node, None)
         else:
             self._doing[node] = (doing, now)
-            self.handovers += doing is Doing.HANDOVER
 
     def _close(self, node: str, before: tuple[Doing, float], now: float) -> None:
         doing, since = before

@@ -41,7 +41,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Workload:
-    """``is_agentic``: many turns with tools in between. ``growth``: how many times longer answers are at the end of the run."""
+    """``turns``: of agents, with tools in between; None: one. ``growth``: how many times longer answers are in the end."""
 
     name: str
     answers: Lengths
@@ -59,10 +59,6 @@ class Workload:
     questions: int | None = None
     """How many different ones there are, asked again and again. None: every task is another."""
     seed: int = 0
-
-    @property
-    def is_agentic(self) -> bool:
-        return self.turns is not None
 
     def episode(self, task: str, index: int, progress: float = 0.0) -> tuple[Turn, ...]:
         """What the ``index``-th doing of a task takes. progress: 0 to 1, how far the run is (answers grow with it)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from seamlessflow.run_config import RunConfig
 
 from .config import WorkerSettings
 from .engines.base import Engine
+from .engines.model_config import model_config
 
 if TYPE_CHECKING:
     from .engines.continuous import ContinuousBatchingEngine
@@ -92,21 +92,16 @@ def dtype_of(config: RunConfig, folder: Path) -> str:
     """Served precision: the run's, or for "auto" the one in the model's config.json (float32 where it names none)."""
     if config.model.dtype != "auto":
         return config.model.dtype
-    document = _model_config(folder)
+    document = model_config(folder)
     named = str(document.get("dtype") or document.get("torch_dtype") or "float32")
     return named if named in SERVED_DTYPES else "bfloat16"
 
 
 def _toy_vocab_size(folder: Path) -> int:
-    size = int(_model_config(folder).get("vocab_size", 32))
+    size = int(model_config(folder).get("vocab_size", 32))
     if size > LARGEST_TOY_VOCABULARY:
         raise BadInput(
             f"model.engine scripted: expected a vocabulary of at most {LARGEST_TOY_VOCABULARY}, the model has {size}; "
             'use a tiny model, or engine = "transformers"'
         )
     return size
-
-
-def _model_config(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return document

@@ -15,8 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from seamlessflow.engine_check.process import report_on_order
 from seamlessflow.engine_check.records import EngineOrder, EngineReport, Sampled
-from seamlessflow.errors import BadInput, SeamlessFlowError
+from seamlessflow.errors import BadInput
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.text.tokenizer import ChatTokenizer
 from seamlessflow.weights import WEIGHTS_FILE
@@ -157,14 +158,7 @@ async def run(order: EngineOrder) -> EngineReport:
 
 
 def main(arguments: Sequence[str]) -> int:
-    order_file, report_file = map(Path, arguments)
-    try:
-        report = asyncio.run(run(EngineOrder.model_validate_json(order_file.read_text())))
-    except SeamlessFlowError as wrong:
-        print(f"{type(wrong).__name__}: {wrong}", file=sys.stderr)
-        return 2
-    report_file.write_text(report.model_dump_json())
-    return 0
+    return report_on_order(arguments, EngineOrder, lambda order: asyncio.run(run(order)))
 
 
 if __name__ == "__main__":

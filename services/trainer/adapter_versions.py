@@ -19,7 +19,7 @@ from seamlessflow.blobs import Store
 from seamlessflow.errors import BadInput
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder
 from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts, base_path
-from seamlessflow.weights.fetching import tensor_digests
+from seamlessflow.weights.digests import tensor_digests
 from seamlessflow.weights.manifests import version_facts
 from seamlessflow.weights.tensorfile import parse_tensors
 

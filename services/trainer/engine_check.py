@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from seamlessflow.engine_check.process import report_on_order
 from seamlessflow.engine_check.records import GapFigures, Sampled, TrainerOrder, TrainerReport
-from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.run_config import RunConfig, parse_run_config
 
 from .batches import TrainingBatch
@@ -90,14 +90,7 @@ def batch_of(samples: Sequence[Sampled]) -> TrainingBatch:
 
 
 def main(arguments: Sequence[str]) -> int:
-    order_file, report_file = map(Path, arguments)
-    try:
-        report = run(TrainerOrder.model_validate_json(order_file.read_text()))
-    except SeamlessFlowError as wrong:
-        print(f"{type(wrong).__name__}: {wrong}", file=sys.stderr)
-        return 2
-    report_file.write_text(report.model_dump_json())
-    return 0
+    return report_on_order(arguments, TrainerOrder, run)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,7 @@ from collections.abc import Mapping
 import structlog
 import torch
 
-from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import SegmentSampled, WeightsLoaded
-from seamlessflow.contracts.addresses import subject_filter
-from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.fidelity import GAP_OF_NODE, GAP_STEPS, GapWatch, gap_limit
 from seamlessflow.run_config import RunConfig
@@ -47,8 +44,8 @@ def watch_of(config: RunConfig, dtype: str) -> GapWatch:
 class GapAlarm:
     """Of one line of one run. ``dtype``: served, as config.json names it."""
 
-    def __init__(self, bus: Bus, speaker: Speaker, run: str, config: RunConfig, dtype: str) -> None:
-        self._bus, self._speaker, self._run = bus, speaker, run
+    def __init__(self, speaker: Speaker, run: str, config: RunConfig, dtype: str) -> None:
+        self._speaker, self._run = speaker, run
         self._engine, self._watch = config.model.engine, watch_of(config, dtype)
 
     async def judge(self, batch: TrainingBatch, figures: StepFigures, *, step: int, weights_version: int) -> dict[str, float]:
@@ -92,14 +89,12 @@ class GapAlarm:
 
     async def _nodes(self, weights_version: int) -> dict[str, str]:
         """Worker to node, of those that loaded the version."""
-        pattern = subject_filter(WeightsLoaded, run=self._run, weights_version=weights_version)
-        events = [await self._speaker.open(r) async for r in self._bus.read(journal(self._run), filters=(pattern,))]
+        events = await self._speaker.all_on(WeightsLoaded, self._run, weights_version=weights_version)
         return {each.worker: each.node for each in events if isinstance(each, WeightsLoaded) and each.node}
 
     async def _shares(self, episode: str, weights_version: int, nodes: Mapping[str, str]) -> Counter[str]:
         """By node; by the worker's own name where its node is not known."""
-        pattern = subject_filter(SegmentSampled, run=self._run, episode=episode)
-        events = [await self._speaker.open(r) async for r in self._bus.read(journal(self._run), filters=(pattern,))]
+        events = await self._speaker.all_on(SegmentSampled, self._run, episode=episode)
         shares: Counter[str] = Counter()
         for worker, count in sampled_by(events, weights_version).items():
             shares[nodes.get(worker, worker)] += count

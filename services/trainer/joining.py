@@ -16,8 +16,6 @@ import torch
 
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import GroupDropped, GroupTrained, WeightsPublished
-from seamlessflow.contracts.addresses import subject_filter
-from seamlessflow.contracts.streams import journal
 from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
@@ -111,12 +109,10 @@ def _publish_model(context: Context, run: str, folder: Path, config: RunConfig) 
 
 
 async def _published(context: Context, run: str) -> list[WeightsPublished]:
-    pattern = subject_filter(WeightsPublished, run=run)
-    events = [await context.speaker.open(r) async for r in context.bus.read(journal(run), filters=(pattern,))]
+    events = await context.speaker.all_on(WeightsPublished, run)
     return [event for event in events if isinstance(event, WeightsPublished)]
 
 
 async def _closed(context: Context, run: str) -> frozenset[str]:
-    pattern = subject_filter(GroupTrained, run=run)
-    events = [await context.speaker.open(r) async for r in context.bus.read(journal(run), filters=(pattern,))]
+    events = await context.speaker.all_on(GroupTrained, run)
     return frozenset(event.group for event in events if isinstance(event, GroupTrained | GroupDropped))

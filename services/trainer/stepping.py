@@ -67,7 +67,7 @@ class Stepping:
         self._failed = False
         self._last_step_at = time.monotonic()
         self.standing = Standing(joined.step)
-        self._gap_alarm = GapAlarm(context.bus, context.speaker, run, config, joined.dtype)
+        self._gap_alarm = GapAlarm(context.speaker, run, config, joined.dtype)
 
     def stop(self) -> None:
         """No further step begins; one in progress ends soon, either way. Idempotent."""

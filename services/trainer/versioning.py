@@ -21,7 +21,7 @@ from torch import Tensor
 
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.delta import encode, parse
-from seamlessflow.weights.fetching import tensor_digests
+from seamlessflow.weights.digests import tensor_digests
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import Bits
 

@@ -41,7 +41,7 @@ from seamlessflow.runtime.speaker import Speaker
 from seamlessflow.task_sources import Question, Questions, training_task
 from seamlessflow.weights import WEIGHTS_FILE, model_path, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
-from seamlessflow.weights.fetching import tensor_digests
+from seamlessflow.weights.digests import tensor_digests
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import parse_tensors
 

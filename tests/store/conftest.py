@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fsspec
 import pytest
 
 from seamlessflow.blobs import Store
+from seamlessflow.bus.server import EmbeddedServer
 from seamlessflow.store_calls import Limits
 from seamlessflow.weights import downloads
 from tests.store.fault_proxy import FaultProxy
 from tests.store.s3_server import BUCKET, ENVIRONMENT, s3_proxy, s3_server
+
+if TYPE_CHECKING:
+    from tests.store.weights_place import Place
 
 
 @pytest.fixture
@@ -57,3 +63,16 @@ def impatient_proxy(proxy: FaultProxy, monkeypatch) -> FaultProxy:
 def proxied(impatient_proxy: FaultProxy, s3_url: str) -> Store:
     """A store behind the proxy."""
     return Store(s3_url, Limits(call_seconds=10.0))
+
+
+@pytest.fixture
+def place(store: Store, own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A run with versions, and nothing of it in this folder."""
+    from tests.store.weights_place import Place  # the whole command, which few tests need
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SEAMLESSFLOW_NATS_URL", raising=False)
+    monkeypatch.delenv("SEAMLESSFLOW_STORE_URL", raising=False)
+    made = Place(store, own_server)
+    made.begin()
+    return made

@@ -14,7 +14,8 @@ from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import SeamlessFlowError, Unavailable  # noqa: E402
 from seamlessflow.store_calls import Limits  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, weights_path  # noqa: E402
-from seamlessflow.weights.fetching import fetch_version, tensor_digests  # noqa: E402
+from seamlessflow.weights.digests import tensor_digests  # noqa: E402
+from seamlessflow.weights.fetching import fetch_version  # noqa: E402
 from seamlessflow.weights.manifests import version_facts  # noqa: E402
 from seamlessflow.weights.stored import RANGE_BYTES as DEFAULT_RANGE_BYTES  # noqa: E402
 from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402

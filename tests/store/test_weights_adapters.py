@@ -22,58 +22,15 @@ from seamlessflow.weights.adapters import (  # noqa: E402
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
     AdapterFacts,
-    adapter_config,
-    base_path,
-    scale_of,
 )
 from seamlessflow.weights.downloads import DiskTrouble  # noqa: E402
-from seamlessflow.weights.fetching import Obtained, fetch_version, tensor_digests  # noqa: E402
-from seamlessflow.weights.manifests import read_manifest, version_facts  # noqa: E402
-from seamlessflow.weights.merging import merge  # noqa: E402
-from seamlessflow.weights.pairing import pairs_of  # noqa: E402
+from seamlessflow.weights.fetching import Obtained, fetch_version  # noqa: E402
+from seamlessflow.weights.manifests import read_manifest  # noqa: E402
 from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
-from tests.store.weights_builders import Tensors, copy, safetensors, same, tensor  # noqa: E402
+from tests.store.adapter_builders import BASE, BASE_FILE, CONFIG, FACTS, LAYER, RANK, RUN, SHA256, adapter, expected, publish  # noqa: E402
+from tests.store.weights_builders import safetensors, same, tensor  # noqa: E402
 
-RUN, RANK, NEWEST = "demo", 2, 3
-LAYER = "base_model.model.body"
-LARGER = f"{LAYER}.lora_B.weight"
-CONFIG = adapter_config(rank=RANK, alpha=4, target_modules=["body"], base_name="m")
-
-
-def floats(*shape: int, seed: int) -> Any:
-    words = np.random.default_rng(seed).standard_normal(shape, np.float32).view(np.uint32).reshape(-1)
-    return tensor("F32", words, shape)
-
-
-BASE: Tensors = {
-    "body.weight": tensor("BF16", 0x3E80 + np.random.default_rng(0).integers(0, 128, 600), (20, 30)),
-    "norm.weight": tensor("BF16", np.full(30, 0x3F80)),
-}
-BASE_FILE = safetensors(BASE)
-SHA256 = hashlib.sha256(BASE_FILE).hexdigest()
-FACTS = AdapterFacts(base_path(RUN, SHA256), SHA256, CONFIG)
-
-
-def adapter(version: int, rank: int = RANK) -> Tensors:
-    return {
-        f"{LAYER}.lora_A.weight": floats(rank, 30, seed=2 * version),
-        f"{LAYER}.lora_B.weight": floats(20, rank, seed=2 * version + 1),
-    }
-
-
-def publish(
-    store: Store, version: int, tensors: Tensors, facts: AdapterFacts = FACTS, *, listed: Tensors | None = None
-) -> None:
-    files = {ADAPTER_CONFIG_FILE: json.dumps(facts.config).encode(), ADAPTER_FILE: safetensors(tensors)}
-    digests = tensor_digests(listed or tensors)
-    about = version_facts(weights_version=version, step=version, dtype="float32", base=None, tensors=digests, adapter=facts)
-    publish_folder(store, weights_path(RUN, version), files, about)
-
-
-def expected(version: int) -> Tensors:
-    target = copy(BASE)
-    merge(pairs_of(adapter(version), FACTS, target, "it"), scale_of(FACTS, "it"), target, "it")
-    return target
+NEWEST = 3
 
 
 @pytest.fixture

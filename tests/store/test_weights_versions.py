@@ -19,8 +19,9 @@ from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import BadInput, Unavailable  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, weights_path  # noqa: E402
 from seamlessflow.weights.delta import encode  # noqa: E402
+from seamlessflow.weights.digests import tensor_digests  # noqa: E402
 from seamlessflow.weights.downloads import DiskTrouble  # noqa: E402
-from seamlessflow.weights.fetching import Held, Obtained, fetch_version, tensor_digests  # noqa: E402
+from seamlessflow.weights.fetching import Held, Obtained, fetch_version  # noqa: E402
 from seamlessflow.weights.manifests import DELTA_FILE, StoredFile, VersionManifest, read_manifest, version_facts  # noqa: E402
 from seamlessflow.weights.routes import Route, routes  # noqa: E402
 from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402

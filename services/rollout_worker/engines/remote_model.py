@@ -6,7 +6,7 @@ from pathlib import Path
 
 from seamlessflow.errors import BadInput
 from seamlessflow.weights.tensorfile import map_tensors
-from services.rollout_worker.engines.vllm_options import model_config, text_config
+from services.rollout_worker.engines.model_config import model_config, text_config
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """dtype and shape of each tensor, by name."""

@@ -96,7 +96,10 @@ class Requests:
             attempt.task.cancel()
 
     async def stream(self, ask: Ask, on_piece: OnPiece) -> Ending:
-        """One request from beginning to end. Raises ServerFault, where no token comes in time as well, or ServerRefusal."""
+        """One request from beginning to end. Raises ServerFault, where no token comes in time as well, or ServerRefusal.
+
+        A stream that just ends was aborted: vLLM's completions say nothing at all of a request that had no token yet.
+        """
         answer, ending = Answer(ask, self._dialect.reader(), vocab_size=self._vocab_size), None
         clock, silence_seconds = asyncio.get_running_loop().time, self._options.silence_seconds
         events = self._http.events(
@@ -122,13 +125,12 @@ class Requests:
         except ServerFault:
             if ending is None:
                 raise
-        if ending is None:
-            raise ServerFault("the stream ended before the answer did")
-        return ending
+        return Ending.ABORT if ending is None else ending
 
     def _over(self, attempt: Attempt) -> None:
         self._running.discard(attempt)
-        self._on_over(not attempt.task.cancelled() and attempt.task.exception() is None)
+        task = attempt.task
+        self._on_over(not task.cancelled() and task.exception() is None and task.result() is not Ending.ABORT)
 
     async def _settle(self, attempts: set[Attempt]) -> None:
         """Wait for streams that have begun; one that has not has nothing to lose."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from seamlessflow.errors import BadInput
+from services.rollout_worker.engines.model_config import text_config
 
 OURS = {
     "model": "it is the run's model",
@@ -57,23 +56,6 @@ def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
             near = sorted(other for other in known if name.replace("-", "_").lower() in other and other not in OURS)[:3]
             hint = f" Did you mean {', '.join(near)}?" if near else ""
             raise BadInput(f"model.engine_options.{name}: is no argument of vLLM's engine.{hint}")
-
-
-def model_config(model_dir: Path) -> dict[str, Any]:
-    """A model's config.json. Raises BadInput where there is none."""
-    try:
-        document = json.loads((model_dir / "config.json").read_text())
-    except (OSError, ValueError) as wrong:
-        raise BadInput(f"{model_dir} is not a model folder: its config.json cannot be read: {wrong}") from wrong
-    if not isinstance(document, dict):
-        raise BadInput(f"{model_dir} is not a model folder: its config.json holds no object.")
-    return document
-
-
-def text_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part about the language model, where a config has several."""
-    inner = document.get("text_config")
-    return inner if isinstance(inner, dict) else document
 
 
 def cpu_cache_bytes(document: Mapping[str, Any], *, dtype: str, num_slots: int, max_context_tokens: int) -> int:

@@ -18,8 +18,9 @@ from typing import Any
 
 from seamlessflow.errors import BadInput
 from services.rollout_worker.engines.base import EngineError
+from services.rollout_worker.engines.model_config import model_config, text_config
 from services.rollout_worker.engines.parent_guard import DiesWith
-from services.rollout_worker.engines.vllm_options import check_options, cpu_cache_bytes, model_config, text_config
+from services.rollout_worker.engines.vllm_options import check_options, cpu_cache_bytes
 
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",

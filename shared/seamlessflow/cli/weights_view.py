@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from ..contracts import WeightsReading
 from ..secrecy import without_password
 from ..weights.inventory import Listed
 from .weights_found import Found
@@ -26,7 +27,7 @@ def versions_table(found: Found) -> Table:
             bytes_words(each.num_bytes),
             "" if manifest is None or manifest.base is None else str(manifest.base),
             escape(", ".join(marks(found, each))),
-            escape("\n".join(_readers(found, each))),
+            escape("\n".join(f"{one.reader} ({one.held_seconds:.0f} s)" for one in _reads_of(found, each))),
         )
     return table
 
@@ -47,8 +48,8 @@ def marks(found: Found, each: Listed) -> list[str]:
     return said
 
 
-def _readers(found: Found, each: Listed) -> list[str]:
-    return [f"{one.reader} ({one.held_seconds:.0f} s)" for one in found.readings.reads if one.path == each.path]
+def _reads_of(found: Found, each: Listed) -> list[WeightsReading]:
+    return [one for one in found.readings.reads if one.path == each.path]
 
 
 def list_json(found: Found) -> dict[str, object]:
@@ -69,11 +70,7 @@ def list_json(found: Found) -> dict[str, object]:
                 "base": None if each.manifest is None else each.manifest.base,
                 "is_head": found.head is not None and found.head.path == each.path,
                 "notes": marks(found, each),
-                "readers": [
-                    {"reader": one.reader, "held_seconds": one.held_seconds}
-                    for one in found.readings.reads
-                    if one.path == each.path
-                ],
+                "readers": [{"reader": one.reader, "held_seconds": one.held_seconds} for one in _reads_of(found, each)],
             }
             for each in found.listed
         ],

@@ -4,5 +4,6 @@ order ──▶ python -m services.rollout_worker.engine_check ──▶ EngineR
   └─────▶ python -m services.trainer.engine_check ──▶ TrainerReport ────────┴──▶ judge ──▶ checks, shown by ``doctor --engine``
 
 records     what travels between the processes, as JSON files: each needs packages that the others do not have
+process     one of them: from an order's file to a report's
 judgement   numbers into verdicts; pure
 """

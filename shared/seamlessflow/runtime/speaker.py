@@ -62,6 +62,11 @@ class Speaker:
         record = await self._bus.last(journal(run), subject_filter(kind, run=run, **known))
         return None if record is None else await self._of_kind(kind, record)
 
+    async def all_on(self, kind: type[Event], run: str, **known: object) -> list[Event]:
+        """What is stored on the subjects of a kind that have the given fields, in journal order; other kinds may share them."""
+        pattern = subject_filter(kind, run=run, **known)
+        return [await self.open(record) async for record in self._bus.read(journal(run), filters=(pattern,))]
+
     async def _of_kind(self, kind: type[E], record: Record) -> E | None:
         event = await self.open(record)
         return event if isinstance(event, kind) else None

@@ -23,10 +23,7 @@ def check_tensors(tensors: Mapping[str, Bits], wanted: Mapping[str, str], whose:
     """Raises BadInput, naming the first that differs, unless each tensor has its digest, and there is no other."""
     found = tensor_digests(tensors)
     if wrong := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
-        raise BadInput(
-            f"{whose}: after its deltas {len(wrong)} tensors are not what was published, {wrong[0]} the first; "
-            "nothing was loaded"
-        )
+        raise BadInput(f"{whose}: {len(wrong)} tensors are not what was published, {wrong[0]} the first; nothing was loaded")
 
 
 def _digest(tensor: Bits) -> str:

@@ -22,7 +22,6 @@ from ..errors import BadInput, SeamlessFlowError, Unavailable
 from .adapted import fetch_adapted
 from .building import Held as Held
 from .building import build
-from .digests import tensor_digests as tensor_digests
 from .downloads import DiskTrouble
 from .folders import WEIGHTS_FILE
 from .routes import Route, routes

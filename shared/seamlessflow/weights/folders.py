@@ -29,7 +29,12 @@ WEIGHTS_FILE = "model.safetensors"
 def weights_path(run: str, weights_version: int, attempt: str = "") -> str:
     """Folder of a version below the store, or of one attempt to write it. Only its writer may make up the path: readers have
     it from the head, the journal, or the manifest of the version that builds on it."""
-    return f"{run}/weights/{weights_version:08d}" + (f"-{attempt}" if attempt else "")
+    return numbered_path(f"{run}/weights", weights_version) + (f"-{attempt}" if attempt else "")
+
+
+def numbered_path(parent: str, weights_version: int) -> str:
+    """Folder of a version in the folder of all, of its number alone: where earlier releases put it."""
+    return f"{parent}/{weights_version:08d}"
 
 
 def folders_of_versions(store: Store, parent: str) -> dict[int, list[str]]:

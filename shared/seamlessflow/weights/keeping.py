@@ -93,13 +93,8 @@ def _keep_line(found: dict[str, list[str]], walked: set[str], path: str, version
     while path not in walked:
         walked.add(path)
         manifest = manifest_at(path, version)
-        if manifest is None or manifest.full is not None or manifest.base is None:
+        if manifest is None or manifest.full is not None or (base := manifest.base_at(path)) is None:
             return
         why = f"version {version} builds on it"
-        path, version = manifest.base_path or _beside(path, manifest.base), manifest.base
+        path, version = base
         found.setdefault(path, []).append(why)
-
-
-def _beside(path: str, version: int) -> str:
-    """Where earlier releases put a base: in a folder of its number alone."""
-    return f"{path.rsplit('/', 1)[0]}/{version:08d}"

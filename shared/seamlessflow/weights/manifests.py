@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ..blobs import Store
 from ..errors import Unavailable
 from .adapters import ADAPTER_FILE, AdapterFacts, parse_facts
-from .folders import MANIFEST, WEIGHTS_FILE
+from .folders import MANIFEST, WEIGHTS_FILE, numbered_path
 from .stored import StoredFile as StoredFile
 from .stored import plain_name, stored_file
 
@@ -48,6 +48,12 @@ class VersionManifest:
     def full(self) -> StoredFile | None:
         """The file that needs no other version: all tensors, or the whole adapter; None: there are only changes."""
         return self.files.get(WEIGHTS_FILE if self.adapter is None else ADAPTER_FILE)
+
+    def base_at(self, path: str) -> tuple[str, int] | None:
+        """Folder and number of the version it builds on; None: it builds on none. path: its own folder."""
+        if self.base is None:
+            return None
+        return self.base_path or numbered_path(path.rsplit("/", 1)[0], self.base), self.base
 
     @property
     def delta(self) -> StoredFile | None:

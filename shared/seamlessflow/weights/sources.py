@@ -10,7 +10,7 @@ import structlog
 from ..blobs import Store
 from ..errors import Unavailable
 from .downloads import download
-from .folders import WEIGHTS_FILE, folders_of_versions
+from .folders import WEIGHTS_FILE, folders_of_versions, numbered_path
 from .manifests import DELTA_FILE, VersionManifest, read_manifest
 from .routes import Route, reachable
 
@@ -41,7 +41,7 @@ class Sources:
         self._bad: set[tuple[int, str]] = set()
 
     def path(self, weights_version: int) -> str:
-        return self._paths.get(weights_version, f"{self._parent}/{weights_version:08d}")
+        return self._paths.get(weights_version, numbered_path(self._parent, weights_version))
 
     def read(self, weights_version: int) -> VersionManifest:
         """Raises FileNotFoundError, or Unavailable: also where the fetch is to stop."""

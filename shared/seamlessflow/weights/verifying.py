@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from ..blobs import Store
-from ..errors import BadInput, SeamlessFlowError, Unavailable
+from ..errors import SeamlessFlowError, Unavailable
 from .delta import apply, parse
-from .digests import tensor_digests
+from .digests import check_tensors
 from .downloads import DiskTrouble, check_in_store, download
 from .fetching import fetch_version
 from .folders import WEIGHTS_FILE
@@ -99,10 +99,8 @@ class _Faults:
 
 def base_path_of(listed: Listed) -> str | None:
     """Folder of the version that it builds on; None: it builds on none."""
-    manifest = listed.manifest
-    if manifest is None or manifest.base is None:
-        return None
-    return manifest.base_path or f"{listed.path.rsplit('/', 1)[0]}/{manifest.base:08d}"
+    base = None if listed.manifest is None else listed.manifest.base_at(listed.path)
+    return None if base is None else base[0]
 
 
 def line_of(listed: Listed, all_listed: Iterable[Listed]) -> list[Listed]:
@@ -126,9 +124,5 @@ def _change(made: Path, delta: Path, manifest: VersionManifest, whose: str) -> N
 def _check(made: Path, manifest: VersionManifest, whose: str) -> None:
     tensors = map_tensors(made)
     check_numbers(tensors, whose)
-    if manifest.tensors is None:
-        return
-    found = tensor_digests(tensors)
-    wanted = manifest.tensors
-    if wrong := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
-        raise BadInput(f"{whose}: {len(wrong)} tensors are not what was published, {wrong[0]} the first")
+    if manifest.tensors is not None:
+        check_tensors(tensors, manifest.tensors, whose)

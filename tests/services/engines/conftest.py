@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,6 +23,9 @@ from services.rollout_worker.engines.remote_options import RemoteOptions
 from services.rollout_worker.engines.scripted import ScriptedEngine
 from services.rollout_worker.engines.toy_policy import ToyPolicy
 from tests.services.engines.served import Served
+
+if TYPE_CHECKING:
+    from tests.services.engines.remote_world import World
 
 VOCAB_SIZE = 96
 CONTEXT = 128
@@ -109,6 +113,15 @@ async def kept_engines() -> AsyncIterator[dict[str, Engine]]:
     yield kept
     for engine in kept.values():
         await engine.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """Servers without an engine yet."""
+    from tests.services.engines.remote_world import opened_world  # which needs what stands here
+
+    async with opened_world(tmp_path) as made:
+        yield made
 
 
 REMOTE = ("remote-vllm", "remote-completions", "remote-sglang")

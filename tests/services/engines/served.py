@@ -157,6 +157,7 @@ class Served:
         self._awake.clear()
         await self._end(list(self._running.values()))
         await self._engine.pause()
+        await asyncio.sleep(0.02)  # as vLLM does: what it ended is said before this is
         return web.json_response({"status": "paused"})
 
     async def _resume(self, request: web.Request) -> web.Response:
@@ -305,6 +306,8 @@ class Served:
                 ids += chunk.token_ids
                 sofar += len(chunk.token_ids)
                 finish = "abort" if chunk.finish is Finish.INTERRUPTED else chunk.finish and str(chunk.finish)
+                if self.api == "completions" and not sofar:
+                    continue  # vLLM says nothing of one that was aborted before its first token
                 yield event(list(chunk.token_ids), logprobs, sofar, finish)
         finally:
             self._running.pop(name, None)

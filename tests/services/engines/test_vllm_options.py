@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 from deploy import vllm_environment
 from seamlessflow.errors import BadInput
 from services.rollout_worker.engines.base import SamplingParams
+from services.rollout_worker.engines.model_config import model_config
 from services.rollout_worker.engines.vllm_options import (
     OURS,
     SMALLEST_CPU_CACHE_BYTES,
     check_options,
     cpu_cache_bytes,
-    model_config,
 )
 from services.rollout_worker.engines.vllm_process import context_cap
 from services.rollout_worker.engines.vllm_requests import NOT_FINITE, Request, Requests, what_is_wrong

@@ -46,7 +46,7 @@ from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context, make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
-from seamlessflow.weights.fetching import tensor_digests
+from seamlessflow.weights.digests import tensor_digests
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import parse_tensors
 from services.rollout_worker.config import WorkerSettings
