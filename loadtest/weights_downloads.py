@@ -25,7 +25,7 @@ from loadtest.report import Figure, arguments, publish
 from seamlessflow.blobs import Store
 from seamlessflow.processes import die_with_parent
 from seamlessflow.weights.downloads import download
-from seamlessflow.weights.stored import RangeDigests, StoredFile
+from seamlessflow.weights.stored import FileDigests, StoredFile
 
 MEGABYTE = 1e6
 PLAIN = "one plain read, neither checked nor written"
@@ -68,9 +68,9 @@ def download_figures(folder: Path, num_runs: int, *, is_quick: bool) -> dict[str
 
 
 def _write(store: Store, num_bytes: int) -> StoredFile:
-    ranges = RangeDigests()
-    written, sha256 = store.write_chunks(PATH, ranges.passing([os.urandom(num_bytes)]))
-    return StoredFile(written, sha256, ranges.range_bytes, ranges.digests())
+    digests = FileDigests()
+    store.write_chunks(PATH, digests.passing([os.urandom(num_bytes)]))
+    return digests.file()
 
 
 def _measure(store: Store, file: StoredFile, target: Path, num_runs: int) -> Measured:

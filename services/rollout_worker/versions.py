@@ -98,6 +98,7 @@ class LocalVersions:
                 older_will_do=held is None,
                 bases=self._root / "bases",
                 parts=self._root / PARTS,
+                may_link=True,
                 should_stop=given_up.is_set,
             )
             if given_up.is_set():  # nobody waits for it; what is here may be in use

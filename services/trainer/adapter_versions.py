@@ -6,7 +6,6 @@ adapters ─▶ numbers only? ─▶ adapter_config.json, adapter_model.safetens
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from seamlessflow.errors import BadInput
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder
 from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts, base_path
 from seamlessflow.weights.digests import tensor_digests
+from seamlessflow.weights.hashing import ALGORITHM, new_hash
 from seamlessflow.weights.manifests import version_facts
 from seamlessflow.weights.tensorfile import parse_tensors
 
@@ -71,17 +71,17 @@ def publish_base(store: Store, run: str, weights: Mapping[str, Tensor], dtype: t
     Raises Unavailable; BadInput where the run's adapters belong to another base, or this one has values that are no numbers.
     """
     NumbersOnly(dtype).check(weights, "the base of the run's adapters")
-    digest = hashlib.sha256()
+    passed = new_hash()
     for chunk in safetensors_chunks(weights, dtype=dtype):
-        digest.update(chunk)
-    sha256 = digest.hexdigest()
-    path = base_path(run, sha256)
+        passed.update(chunk)
+    digest = f"{ALGORITHM}:{passed.hexdigest()}"
+    path = base_path(run, digest)
     _refuse_others(store, path)
     if not store.exists(f"{path}/{MANIFEST}"):
         facts = {"dtype": str(dtype).removeprefix("torch."), "base": None}
         # Written once and never again, and every version builds on it: a damaged one would end the run.
         publish_folder(store, path, {WEIGHTS_FILE: safetensors_chunks(weights, dtype=dtype)}, facts, read_back=(WEIGHTS_FILE,))
-    return path, sha256
+    return path, digest
 
 
 def _refuse_others(store: Store, path: str) -> None:

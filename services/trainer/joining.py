@@ -98,8 +98,8 @@ async def _adapter_maker(context: Context, run: str, learner: StepLearner, dtype
     """What makes versions of adapters, once their base is in the store. None: all weights are trained."""
     if not isinstance(learner, TrainsAdapters):
         return None
-    path, sha256 = await patiently("base.publish", publish_base, context.store, run, learner.base_weights(), dtype)
-    return AdapterMaker(AdapterFacts(path, sha256, learner.adapter_config))
+    path, digest = await patiently("base.publish", publish_base, context.store, run, learner.base_weights(), dtype)
+    return AdapterMaker(AdapterFacts(path, digest, learner.adapter_config))
 
 
 def _publish_model(context: Context, run: str, folder: Path, config: RunConfig) -> None:

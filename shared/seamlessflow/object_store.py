@@ -6,14 +6,16 @@ AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL_S3 and the like; anything else through f
 
 from __future__ import annotations
 
-import hashlib
+import os
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from .errors import Unavailable
@@ -47,17 +49,16 @@ class ObjectStore:
         except Exception as wrong:
             raise Unavailable(f"store {self.url}: cannot write {path} ({len(content)} bytes): {_why(wrong)}") from wrong
 
-    def write_chunks(self, path: str, chunks: Iterable[bytes | memoryview]) -> tuple[int, str]:
-        """Put an object piece by piece, never whole in memory; returns its bytes and sha256. Raises Unavailable, or what
+    def write_chunks(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Put an object piece by piece, never whole in memory. Raises Unavailable, or what
         ``chunks`` raises; what was put until then is taken back, as far as can be."""
         full = self.path(path)
-        digest, num_bytes = hashlib.sha256(), 0
+        num_bytes = 0
         try:
             target = self._aside(full)
             file = self._calls.within(self._limits.seconds(), partial(self.fs.open, target, "wb"))
             try:
                 for chunk in chunks:
-                    digest.update(chunk)
                     self._calls.within(self._limits.seconds(len(chunk) + BUFFER_BYTES), partial(file.write, chunk))
                     num_bytes += len(chunk)
                 self._calls.within(self._limits.seconds(BUFFER_BYTES), file.close)
@@ -67,7 +68,6 @@ class ObjectStore:
             self._in_place(target, full)
         except Exception as wrong:
             raise Unavailable(f"store {self.url}: cannot write {path} (after {num_bytes} bytes): {_why(wrong)}") from wrong
-        return num_bytes, digest.hexdigest()
 
     def _take_back(self, file: Any, aside: str | None) -> None:
         """A file that was not written to its end: closing an upload would put the part in place of the whole."""
@@ -137,6 +137,23 @@ class ObjectStore:
             raise
         except Exception as wrong:
             raise Unavailable(f"store {self.url}: cannot read {path}: {_why(wrong)}") from wrong
+
+    def link(self, path: str, target: Path) -> bool:
+        """Give a local file of this store a second name, for someone who will not write into it. False: it cannot be done,
+        because the store is elsewhere, on another disk or somebody else's."""
+        if not isinstance(self.fs, LocalFileSystem):
+            return False
+
+        def link() -> None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            os.link(self.path(path), target)
+
+        try:
+            self._calls.within(self._limits.seconds(), link)
+        except (OSError, NotImplementedError):  # whoever copies it instead sees what is wrong
+            return False
+        return True
 
     def exists(self, path: str) -> bool:
         """Whether an object is there. Raises Unavailable."""

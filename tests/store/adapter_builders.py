@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -19,6 +18,7 @@ from seamlessflow.weights.adapters import (
     scale_of,
 )
 from seamlessflow.weights.digests import tensor_digests
+from seamlessflow.weights.hashing import digest_of
 from seamlessflow.weights.manifests import version_facts
 from seamlessflow.weights.merging import merge
 from seamlessflow.weights.pairing import pairs_of
@@ -40,8 +40,8 @@ BASE: Tensors = {
     "norm.weight": tensor("BF16", np.full(30, 0x3F80)),
 }
 BASE_FILE = safetensors(BASE)
-SHA256 = hashlib.sha256(BASE_FILE).hexdigest()
-FACTS = AdapterFacts(base_path(RUN, SHA256), SHA256, CONFIG)
+DIGEST = digest_of(BASE_FILE)
+FACTS = AdapterFacts(base_path(RUN, DIGEST), DIGEST, CONFIG)
 
 
 def adapter(version: int, rank: int = RANK) -> Tensors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import subprocess
@@ -21,8 +20,9 @@ from seamlessflow.blobs import Store
 from seamlessflow.errors import Unavailable
 from seamlessflow.weights import MANIFEST, fetch_folder, publish_folder
 from seamlessflow.weights.downloads import PARALLEL_READS, Damaged, download
+from seamlessflow.weights.hashing import digest_of, hex_of
 from seamlessflow.weights.partfile import PartFile
-from seamlessflow.weights.stored import RangeDigests, StoredFile, stored_file
+from seamlessflow.weights.stored import FileDigests, StoredFile, stored_file
 from tests.store.small_disk import files_of_at_most
 
 PATH, NAME = "demo/folder", "large.bin"
@@ -31,9 +31,9 @@ CONTENT = os.urandom(20 * RANGE_BYTES + 17)
 
 
 def described(content: bytes, range_bytes: int = RANGE_BYTES) -> StoredFile:
-    ranges = RangeDigests(range_bytes)
-    ranges.add(content)
-    return StoredFile(len(content), hashlib.sha256(content).hexdigest(), range_bytes, ranges.digests())
+    digests = FileDigests(range_bytes)
+    digests.add(content)
+    return digests.file()
 
 
 FILE = described(CONTENT)
@@ -90,14 +90,15 @@ def local(tmp_path) -> Watched:
 @settings(deadline=None, max_examples=40)
 def test_ranges_have_their_digests_however_the_bytes_came(content, range_bytes, data):
     """One chunk or many, empty ones too; they cover every byte once, in order."""
-    digests, length = RangeDigests(range_bytes), len(content)
+    digests, length = FileDigests(range_bytes), len(content)
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, length), max_size=6))), length]
     pieces = [content[begin:end] for begin, end in pairwise(cuts)]
     assert b"".join(digests.passing(pieces)) == content
 
-    file = StoredFile(len(content), "", range_bytes, digests.digests())
+    file = digests.file()
+    assert (file.num_bytes, file.digest, file.range_bytes) == (length, f"blake3:{hex_of(content)}", range_bytes)
     assert b"".join(content[begin:end] for begin, end in file.spans()) == content
-    assert list(file.ranges) == [hashlib.sha256(content[begin:end]).hexdigest() for begin, end in file.spans()]
+    assert list(file.ranges) == [hex_of(content[begin:end]) for begin, end in file.spans()]
 
 
 @given(st.binary(max_size=300), st.integers(1, 80))
@@ -105,7 +106,7 @@ def test_a_manifest_keeps_what_is_known_of_a_file(content, range_bytes):
     """There and back."""
     file = described(content, range_bytes)
 
-    assert stored_file(json.loads(json.dumps(file.as_json()))) == (file if file.ranges else StoredFile(0, file.sha256))
+    assert stored_file(json.loads(json.dumps(file.as_json()))) == (file if file.ranges else StoredFile(0, file.digest))
 
 
 def test_a_file_arrives_whole_in_ranges_that_are_each_read_once(watched, tmp_path):
@@ -168,7 +169,7 @@ download(Slow(url), path, stored_file(json.loads(document)), Path(folder) / "x",
 def test_a_process_that_is_killed_leaves_what_the_next_one_goes_on_with(local, tmp_path):
     """kill -9 in the middle: the ranges that were written are not read again."""
     arguments = (local.url, f"{PATH}/{NAME}", json.dumps(FILE.as_json()), str(tmp_path))
-    part = tmp_path / "parts" / FILE.sha256
+    part = tmp_path / "parts" / FILE.hex_digest
     with subprocess.Popen([sys.executable, "-c", SLOWLY, *arguments]) as process:
         until = time.monotonic() + 30
         while not (part.exists() and part.read_bytes()[:5000] == CONTENT[:5000]):
@@ -192,7 +193,7 @@ def test_files_of_any_length_arrive(local, tmp_path, num_bytes):
 
 def test_a_part_whose_bytes_are_not_what_they_were_is_fetched_again_there_alone(local, tmp_path):
     """A disk may lose what it said it had: a power cut, and pages that were never written."""
-    part = tmp_path / "parts" / FILE.sha256
+    part = tmp_path / "parts" / FILE.hex_digest
     part.parent.mkdir()
     part.write_bytes(CONTENT[:5000] + bytes(1000) + CONTENT[6000:])
     download(local, f"{PATH}/{NAME}", FILE, tmp_path / NAME, parts=tmp_path / "parts")
@@ -203,7 +204,7 @@ def test_a_part_whose_bytes_are_not_what_they_were_is_fetched_again_there_alone(
 @pytest.mark.parametrize("left", [b"", b"short", CONTENT + b"x"], ids=["empty", "short", "long"])
 def test_a_part_of_another_length_is_begun_anew(local, tmp_path, left):
     """It can be no attempt at this file."""
-    part = tmp_path / "parts" / FILE.sha256
+    part = tmp_path / "parts" / FILE.hex_digest
     part.parent.mkdir()
     part.write_bytes(left)
     download(local, f"{PATH}/{NAME}", FILE, tmp_path / NAME, parts=tmp_path / "parts")
@@ -300,7 +301,7 @@ def test_two_fetches_of_one_file_do_not_write_into_each_other(tmp_path):
 
 def test_a_part_that_somebody_writes_is_left_to_him(local, tmp_path):
     """It is said, and as it was when he is done."""
-    part = PartFile(tmp_path / "parts" / FILE.sha256, FILE)
+    part = PartFile(tmp_path / "parts" / FILE.hex_digest, FILE)
     part.write(0, CONTENT[:RANGE_BYTES])
     with pytest.raises(Unavailable, match="is being written by another fetch"):
         download(local, f"{PATH}/{NAME}", FILE, tmp_path / NAME, parts=tmp_path / "parts")
@@ -360,7 +361,7 @@ def test_ranges_with_nothing_written_are_seen_without_reading(tmp_path):
 
 def test_a_file_without_digests_of_its_ranges_is_checked_as_a_whole(watched, tmp_path):
     """As earlier releases wrote it; in ranges all the same, and nothing is kept that cannot be checked."""
-    old = StoredFile(FILE.num_bytes, FILE.sha256, RANGE_BYTES)
+    old = StoredFile(FILE.num_bytes, digest_of(CONTENT, "sha256"), RANGE_BYTES)
     download(watched, f"{PATH}/{NAME}", old, tmp_path / NAME, parts=tmp_path / "parts")
     assert (tmp_path / NAME).read_bytes() == CONTENT and len(watched.begins) == len(FILE.ranges)
 
@@ -375,14 +376,15 @@ def test_a_file_without_digests_of_its_ranges_is_checked_as_a_whole(watched, tmp
     assert not list(tmp_path.glob("other*")) and not list(tmp_path.glob("parts/*"))
 
 
-def test_a_manifest_says_of_each_file_what_earlier_releases_look_for_and_its_ranges(store, tmp_path):
-    """Length and digest of the whole as ever; a folder of an earlier release is fetched, too."""
+def test_a_folder_of_an_earlier_release_is_fetched_too(store, tmp_path):
+    """Which hashed by SHA-256, and knew no ranges."""
     publish_folder(store, PATH, {NAME: CONTENT}, {}, range_bytes=RANGE_BYTES)
     manifest = json.loads(store.read(f"{PATH}/{MANIFEST}"))
     listed = manifest["files"][NAME]
-    assert (listed["sha256"], listed["bytes"]) == (FILE.sha256, FILE.num_bytes)
+    assert (listed.pop("blake3"), listed["bytes"]) == (FILE.hex_digest, FILE.num_bytes)
     assert (listed.pop("range_bytes"), tuple(listed.pop("ranges"))) == (RANGE_BYTES, FILE.ranges)
 
+    listed["sha256"] = hex_of(CONTENT, "sha256")
     store.write(f"{PATH}/{MANIFEST}", json.dumps(manifest).encode())
     fetch_folder(store, PATH, tmp_path / "here")
     assert (tmp_path / "here" / NAME).read_bytes() == CONTENT
@@ -406,7 +408,8 @@ def test_a_manifest_that_names_a_file_outside_of_its_folder_is_refused(local, tm
     [
         {"bytes": -1},
         {"bytes": "20017"},
-        {"sha256": "../x"},
+        {"blake3": "../x"},
+        {"blake3": None},
         {"ranges": ["a"]},
         {"ranges": "abc"},
         {"ranges": [1] * 21},
@@ -419,5 +422,5 @@ def test_a_manifest_that_names_a_file_outside_of_its_folder_is_refused(local, tm
 )
 def test_a_description_that_makes_no_sense_is_refused(wrong):
     """A range of a terabyte would be held in memory, and so would a list of all ranges of an exabyte."""
-    with pytest.raises(ValueError, match=r"ranges|a file of"):
+    with pytest.raises(ValueError, match=r"ranges|a file of|the digest"):
         stored_file({**FILE.as_json(), **wrong})

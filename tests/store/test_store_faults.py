@@ -170,6 +170,7 @@ def test_a_server_that_hangs_holds_no_thread(proxy: FaultProxy, proxied, fetch):
             proxied.read(f"{weights_path(RUN, 1)}/{MANIFEST}")
     assert not {thread for thread in threading.enumerate() if thread.name == "store-call"} - before
 
+    proxied._limits = Limits()
     proxy.heal()
     assert same(fetch(), NEW)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,10 @@ from seamlessflow.weights.adapters import (  # noqa: E402
 )
 from seamlessflow.weights.downloads import DiskTrouble  # noqa: E402
 from seamlessflow.weights.fetching import Obtained, fetch_version  # noqa: E402
+from seamlessflow.weights.hashing import digest_of, hex_of  # noqa: E402
 from seamlessflow.weights.manifests import read_manifest  # noqa: E402
 from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
-from tests.store.adapter_builders import BASE, BASE_FILE, CONFIG, FACTS, LAYER, RANK, RUN, SHA256, adapter, expected, publish  # noqa: E402
+from tests.store.adapter_builders import BASE, BASE_FILE, CONFIG, DIGEST, FACTS, LAYER, RANK, RUN, adapter, expected, publish  # noqa: E402
 from tests.store.weights_builders import safetensors, same, tensor  # noqa: E402
 
 NEWEST = 3
@@ -75,7 +75,7 @@ def test_the_base_is_fetched_once_and_stays_as_it_is(fetch, tmp_path):
 
     assert first.route.num_bytes == small + len(BASE_FILE) and later.route.num_bytes == small
     assert same(map_tensors(tmp_path / "here" / WEIGHTS_FILE), expected(3))
-    assert same(map_tensors(tmp_path / "bases" / SHA256 / WEIGHTS_FILE), BASE)
+    assert same(map_tensors(tmp_path / "bases" / hex_of(BASE_FILE) / WEIGHTS_FILE), BASE)
 
 
 def test_without_a_place_for_it_the_base_leaves_nothing_behind(fetch, tmp_path):
@@ -94,7 +94,7 @@ def damage(store: Store, path: str) -> None:
 
 NAN = tensor("F32", [0x7FC00000] * (20 * RANK), (20, RANK))
 OTHER = AdapterFacts(FACTS.base_path, "ab" * 32, CONFIG)
-DORA = AdapterFacts(FACTS.base_path, SHA256, {**CONFIG, "use_dora": True})
+DORA = AdapterFacts(FACTS.base_path, DIGEST, {**CONFIG, "use_dora": True})
 PATH = weights_path(RUN, 1)
 
 
@@ -153,7 +153,7 @@ def test_a_newcomer_takes_an_older_adapter_where_the_newest_is_damaged(fetch, fi
 
 def test_an_adapter_to_an_adapter_is_refused(fetch, filled, tmp_path):
     """Above all to itself: merging would have no end."""
-    digest = hashlib.sha256(safetensors(adapter(1))).hexdigest()
+    digest = digest_of(safetensors(adapter(1)))
     own = AdapterFacts(PATH, digest, CONFIG)
     publish(filled, 1, adapter(1), own)
     manifest = json.loads(filled.read(f"{PATH}/{MANIFEST}"))
@@ -172,7 +172,7 @@ def test_an_adapter_counts_as_full(filled):
     assert manifest.adapter == FACTS
 
 
-@pytest.mark.parametrize("change", [{"base_sha256": "../../etc"}, {"base_path": 3}, {"config": "x"}, {"base_sha256": None}])
+@pytest.mark.parametrize("change", [{"base_digest": "../../etc"}, {"base_path": 3}, {"config": "x"}, {"base_digest": None}])
 def test_a_manifest_whose_adapter_makes_no_sense_is_refused(filled, change):
     """Above all a digest that is none: it names a folder here."""
     document = json.loads(filled.read(f"{PATH}/{MANIFEST}"))

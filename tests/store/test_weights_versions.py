@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,44 +17,14 @@ from structlog.testing import capture_logs  # noqa: E402
 from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import BadInput, Unavailable  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, weights_path  # noqa: E402
-from seamlessflow.weights.delta import encode  # noqa: E402
-from seamlessflow.weights.digests import tensor_digests  # noqa: E402
 from seamlessflow.weights.downloads import DiskTrouble  # noqa: E402
 from seamlessflow.weights.fetching import Held, Obtained, fetch_version  # noqa: E402
-from seamlessflow.weights.manifests import DELTA_FILE, StoredFile, VersionManifest, read_manifest, version_facts  # noqa: E402
+from seamlessflow.weights.manifests import DELTA_FILE, StoredFile, VersionManifest, read_manifest  # noqa: E402
 from seamlessflow.weights.routes import Route, routes  # noqa: E402
 from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
 from tests.store.small_disk import files_of_at_most  # noqa: E402
 from tests.store.weights_builders import Tensors, safetensors, same, stepped, tensor  # noqa: E402
-
-RUN = "demo"
-FULL_EVERY = 3
-"""Versions 0, 3 and 6 are full; all but 0 have a delta."""
-NEWEST = 7
-
-
-def line_of_versions() -> list[Tensors]:
-    stream = np.random.default_rng(0)
-    first = {
-        "body": tensor("BF16", 0x3E80 + stream.integers(0, 128, 3000), (30, 100)),
-        "norm": tensor("F32", 0x3F800000 + stream.integers(0, 99, 40)),
-        "ids": tensor("I64", range(10)),
-    }
-    return list(
-        itertools.accumulate(range(NEWEST), lambda now, seed: stepped(now, share=0.03, farthest=2, seed=seed), initial=first)
-    )
-
-
-LINE = line_of_versions()
-
-
-def publish(store: Store, version: int, tensors: Tensors, before: Tensors | None, *, is_full: bool) -> None:
-    files = {WEIGHTS_FILE: safetensors(tensors)} if is_full else {}
-    if before is not None:
-        files[DELTA_FILE] = encode(before, tensors)
-    base = None if before is None else version - 1
-    facts = version_facts(weights_version=version, step=version, dtype="bfloat16", base=base, tensors=tensor_digests(tensors))
-    publish_folder(store, weights_path(RUN, version), files, facts)
+from tests.store.weights_line import FULL_EVERY, LINE, NEWEST, RUN, publish  # noqa: E402
 
 
 @pytest.fixture

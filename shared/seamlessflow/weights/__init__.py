@@ -4,11 +4,11 @@
     folders     files first, manifest last; a folder without a manifest does not exist
     stored      a file as its writer saw it: length, digest, a digest for each range
     downloads   a file from the store, range by range, side by side, checked, taken up again
-    partfile    the file on this machine that such ranges arrive in
+    partfile    the file on this machine that such ranges arrive in; linkfile: the store's own, where it is on the same disk
     tensorfile  safetensors files as bit patterns, no framework needed
     gaps, steps where values changed, and by how much, in few bits
     delta       one version from the one before it: encode, apply in place, the file
-    digests     of each tensor
+    hashing     by which algorithm a digest was made. digests: of each tensor
     manifests   what a version says about itself: its base, its files, the digest of each tensor
     routes      what to fetch to have a version, given what is here already; pure
     adapters    versions of LoRA runs: two small matrices for each layer instead of all tensors (pairing, merging, floats)

@@ -15,6 +15,7 @@ from ..errors import BadInput, Unavailable
 from .adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts, scale_of
 from .downloads import DiskTrouble, download
 from .folders import WEIGHTS_FILE
+from .hashing import split_digest
 from .manifests import VersionManifest, read_manifest
 from .merging import merge
 from .pairing import pairs_of
@@ -90,7 +91,7 @@ def _listed(manifest: VersionManifest, name: str) -> StoredFile:
 
 def _base(store: Store, facts: AdapterFacts, bases: Path, whose: str, fetch_full: FetchFull) -> tuple[Path, int]:
     """The base's file on this machine, and how many bytes of it were fetched now."""
-    folder = bases / facts.base_sha256
+    folder = bases / split_digest(facts.base_digest)[1]
     if (folder / WEIGHTS_FILE).exists():
         return folder / WEIGHTS_FILE, 0
     try:
@@ -98,10 +99,10 @@ def _base(store: Store, facts: AdapterFacts, bases: Path, whose: str, fetch_full
     except FileNotFoundError as wrong:
         raise Unavailable(f"{whose}: its base {facts.base_path} is not in the store; nothing was loaded") from wrong
     listed = found.full if found.adapter is None else None  # an adapter to an adapter would be merged without an end
-    if listed is None or listed.sha256 != facts.base_sha256:
+    if listed is None or listed.digest != facts.base_digest:
         raise BadInput(
-            f"{whose}: its adapter belongs to the base with digest {facts.base_sha256}, and in {facts.base_path} is "
-            f"{'none' if listed is None else listed.sha256}; nothing was loaded"
+            f"{whose}: its adapter belongs to the base with digest {facts.base_digest}, and in {facts.base_path} is "
+            f"{'none' if listed is None else listed.digest}; nothing was loaded"
         )
     fetch_full(store, facts.base_path, 0, folder)
     return folder / WEIGHTS_FILE, listed.num_bytes

@@ -2,19 +2,19 @@
 
     adapter_config.json        rank, alpha and layers
     adapter_model.safetensors  base_model.model.LAYER.lora_A.weight [rank, in], base_model.model.LAYER.lora_B.weight [out, rank]
-    manifest.json              "adapter": {"base_path", "base_sha256", "config": as in adapter_config.json}
+    manifest.json              "adapter": {"base_path", "base_digest", "config": as in adapter_config.json}
 
 They belong to one base: a full version of its own in the store, at ``base_path``, the digest of whose file has that name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadInput
+from .hashing import split_digest
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
@@ -35,20 +35,20 @@ class AdapterFacts:
 
     base_path: str
     """Folder of the base below the store."""
-    base_sha256: str
-    """Of the base's file."""
+    base_digest: str
+    """Of the base's file, with its algorithm's name."""
     config: Mapping[str, Any]
     """As PEFT reads it from adapter_config.json."""
 
     @property
     def document(self) -> dict[str, object]:
         """For the manifest."""
-        return {"base_path": self.base_path, "base_sha256": self.base_sha256, "config": dict(self.config)}
+        return {"base_path": self.base_path, "base_digest": self.base_digest, "config": dict(self.config)}
 
 
-def base_path(run: str, sha256: str) -> str:
-    """Folder of a base below the store. Named after what is in it: two writers cannot write different things there."""
-    return f"{run}/base/{sha256}"
+def base_path(run: str, digest: str) -> str:
+    """Folder of the base with this digest below the store: two writers cannot write different things there."""
+    return f"{run}/base/{split_digest(digest)[1]}"
 
 
 def adapter_config(*, rank: int, alpha: int, target_modules: list[str], base_name: str) -> dict[str, object]:
@@ -68,9 +68,10 @@ def adapter_config(*, rank: int, alpha: int, target_modules: list[str], base_nam
 
 def parse_facts(document: Mapping[str, Any]) -> AdapterFacts:
     """From a manifest. Raises KeyError, ValueError or TypeError for what makes no sense; the digest may name a folder."""
-    path, digest, config = document["base_path"], document["base_sha256"], document["config"]
-    if not (isinstance(path, str) and re.fullmatch("[0-9a-f]{64}", digest) and isinstance(config, dict)):
-        raise ValueError(f"its adapter's base is {path} with digest {digest}")
+    path, digest, config = document["base_path"], document["base_digest"], document["config"]
+    split_digest(digest)
+    if not (isinstance(path, str) and isinstance(config, dict)):
+        raise ValueError(f"its adapter's base is {path}, its config {config!r}")
     return AdapterFacts(path, digest, config)
 
 

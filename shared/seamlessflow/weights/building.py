@@ -37,7 +37,7 @@ def build(sources: Sources, route: Route, weights_version: int, file: Path, held
         assert held is not None
         shutil.copyfile(held.file, file)
     else:
-        sources.fetch(route.start, WEIGHTS_FILE, file)
+        sources.fetch(route.start, WEIGHTS_FILE, file, is_changed=bool(route.deltas))
     if not route.deltas:
         return
     tensors = map_tensors(file, writable=True)

@@ -11,7 +11,6 @@ written stays for the next one, in this process or a later one. ETags are not lo
 from __future__ import annotations
 
 import errno
-import hashlib
 import random
 import shutil
 import threading
@@ -21,6 +20,8 @@ from pathlib import Path
 
 from ..blobs import Store
 from ..errors import Unavailable
+from .hashing import hex_of, new_hash
+from .linkfile import LinkedFile
 from .partfile import PartFile, forget_parts
 from .stored import StoredFile
 
@@ -31,6 +32,9 @@ PAUSES_SECONDS = (0.25, 0.5, 1.0, 2.0)
 back together. Longer troubles are the caller's, who tries the whole again later and loses nothing."""
 KEPT_PARTS = 2
 """Files that began to arrive, side by side in a folder: no route leads over a third full version (routes.py)."""
+
+
+Arriving = PartFile | LinkedFile
 
 
 class Damaged(Unavailable):
@@ -48,10 +52,12 @@ def download(
     target: Path,
     *,
     parts: Path | None = None,
+    may_link: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Bring a file here; ``target`` has all of it, or is as it was. Returns the bytes that were fetched. Blocks.
 
+    may_link: nobody will write into ``target``, so where the store is on its disk it may be the store's own file.
     parts: a folder, on the disk of ``target``, where what arrived is kept if the rest does not, for a later call, as far as
     it can be checked then. None: nothing is kept. should_stop: looked at before each range.
     Raises Unavailable: Damaged where bytes are not those of the manifest, DiskTrouble where they cannot be written, others when
@@ -59,8 +65,8 @@ def download(
     """
     if not file.ranges:  # what was left of it could not be told from damage
         parts = None
-    part = target.with_name(f"{target.name}.part") if parts is None else parts / file.sha256
-    local = PartFile(part, file)
+    part = target.with_name(f"{target.name}.part") if parts is None else parts / file.hex_digest
+    local = (_linked(store, path, file, target) if may_link else None) or PartFile(part, file)
     try:
         missing = local.missing()
         _Reads(store, path, file, local, should_stop).read(missing)
@@ -74,30 +80,41 @@ def download(
         raise DiskTrouble(_no_room(path, file, part.parent, wrong)) from wrong
     finally:
         local.close()
-        if parts is None:
-            part.unlink(missing_ok=True)
+        if parts is None or isinstance(local, LinkedFile):
+            local.path.unlink(missing_ok=True)
         else:
             forget_parts(parts, keep=KEPT_PARTS)
     spans = file.spans()
     return sum(end - begin for begin, end in (spans[number] for number in missing))
 
 
+def _linked(store: Store, path: str, file: StoredFile, target: Path) -> LinkedFile | None:
+    """None: it has to be copied."""
+    link = target.with_name(f"{target.name}.link")
+    if not store.link(path, link):
+        return None
+    if link.stat().st_size != file.num_bytes:  # what is behind its end would come along
+        link.unlink()
+        return None
+    return LinkedFile(link, file)
+
+
 def check_in_store(store: Store, path: str, file: StoredFile) -> None:
     """Read a file without keeping it. Raises Damaged unless it has the bytes it was written with; Unavailable."""
-    whole = hashlib.sha256()
+    whole = new_hash(file.algorithm)
     try:
         for begin, end in file.spans():
             whole.update(store.read_range(path, begin, end))
     except FileNotFoundError as wrong:
         raise Unavailable(f"{path} was written and is not in the store") from wrong
-    if whole.hexdigest() != file.sha256:
+    if whole.hexdigest() != file.hex_digest:
         raise Damaged(f"{path} is not read as it was written")
 
 
 class _Reads:
     """Ranges of one file on their way."""
 
-    def __init__(self, store: Store, path: str, file: StoredFile, local: PartFile, should_stop: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, path: str, file: StoredFile, local: Arriving, should_stop: Callable[[], bool]) -> None:
         self._store, self._path, self._file, self._local, self._should_stop = store, path, file, local, should_stop
         self._spans = file.spans()
         self._failure: Exception | None = None
@@ -110,12 +127,12 @@ class _Reads:
             digest = None if self._file.ranges else self._digest_in_order(reads)
         if self._failure is not None:
             raise self._failure
-        if digest is not None and digest != self._file.sha256:
+        if digest is not None and digest != self._file.hex_digest:
             raise Damaged(f"{self._path}: {self._file.num_bytes} bytes do not have the manifest's digest; nothing was loaded")
 
     def _digest_in_order(self, reads: list[Future[None]]) -> str:
         """Of the whole, from front to back as ranges arrive: what was just written is in the page cache still."""
-        whole = hashlib.sha256()
+        whole = new_hash(self._file.algorithm)
         for (begin, end), read in zip(self._spans, reads, strict=True):
             read.result()
             if self._failure is not None:
@@ -148,7 +165,7 @@ class _Reads:
             except Unavailable as wrong:
                 failure = wrong
                 continue
-            digest = hashlib.sha256(content).hexdigest()
+            digest = hex_of(content, self._file.algorithm)
             if self._is_right(number, content, digest):
                 return content
             failure = Damaged(

@@ -49,6 +49,7 @@ def fetch_version(
     older_will_do: bool = False,
     bases: Path | None = None,
     parts: Path | None = None,
+    may_link: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Obtained:
     """Put a version's ``model.safetensors`` into the folder ``target``. Blocks.
@@ -58,11 +59,12 @@ def fetch_version(
     (Of a version that was collected there is none: older ones went first.)
     bases: of a version that is an adapter, where the base it is merged into is kept for the next one; None: nowhere.
     parts: where what arrived of a full file is kept when the rest cannot be had, so that the next fetch goes on from there;
-    None: nowhere. should_stop: looked at often; the fetch then ends with Unavailable.
+    None: nowhere. may_link: nobody will write into the file, so it may be the store's own. should_stop: looked at often; the
+    fetch then ends with Unavailable.
     Raises FileNotFoundError when the version is not in the store, Unavailable when no route leads to it, BadInput when a
     value is NaN; ``target`` holds no part of it then.
     """
-    versions = Sources(store, path, weights_version, target / "deltas", parts=parts, should_stop=should_stop)
+    versions = Sources(store, path, weights_version, target / "deltas", parts=parts, may_link=may_link, should_stop=should_stop)
     try:
         versions.read(weights_version)
         return Obtained(weights_version, _go_any(versions, weights_version, target, held, bases))

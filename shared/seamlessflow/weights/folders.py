@@ -20,7 +20,7 @@ from pathlib import Path
 from ..blobs import Store
 from ..errors import Unavailable
 from .downloads import check_in_store, download
-from .stored import RANGE_BYTES, RangeDigests, StoredFile, plain_name, stored_file
+from .stored import RANGE_BYTES, FileDigests, StoredFile, plain_name, stored_file
 
 MANIFEST = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -70,9 +70,9 @@ def publish_folder(
     listed: dict[str, dict[str, object]] = {}
     total = 0
     for name, content in files.items():
-        ranges = RangeDigests(range_bytes)
-        chunks = ranges.passing([content] if isinstance(content, bytes) else content)
-        file = StoredFile(*store.write_chunks(f"{path}/{name}", chunks), ranges.range_bytes, ranges.digests())
+        digests = FileDigests(range_bytes)
+        store.write_chunks(f"{path}/{name}", digests.passing([content] if isinstance(content, bytes) else content))
+        file = digests.file()
         if name in read_back:
             check_in_store(store, f"{path}/{name}", file)
         listed[name] = file.as_json()

@@ -3,9 +3,9 @@
     {"weights_version", "step", "dtype",
      "base": the version its delta starts from, or null,
      "base_path": that one's folder below the store; not there: beside this one, its number alone (earlier releases)
-     "tensors": {NAME: sha256 of the tensor's bytes},
-     "files": {"model.safetensors": {"sha256", "bytes"},    a full version has it
-               "delta.safetensors": {"sha256", "bytes"}},   a version with a base has it
+     "tensors": {NAME: digest of the tensor's bytes},
+     "files": {"model.safetensors": {"blake3", "bytes"},    a full version has it
+               "delta.safetensors": {"blake3", "bytes"}},   a version with a base has it
      "adapter": {...}}                                      only of a LoRA run, whose versions are adapters (adapters.py)
 
 A full version with a base has both: who follows takes the small file, who comes late the large one.
@@ -21,6 +21,7 @@ from ..blobs import Store
 from ..errors import Unavailable
 from .adapters import ADAPTER_FILE, AdapterFacts, parse_facts
 from .folders import MANIFEST, WEIGHTS_FILE, numbered_path
+from .hashing import split_digest
 from .stored import StoredFile as StoredFile
 from .stored import plain_name, stored_file
 
@@ -36,7 +37,7 @@ class VersionManifest:
     base: int | None = None
     """None: there is no delta."""
     tensors: Mapping[str, str] | None = None
-    """sha256 of each tensor. None: its writer gave none, and it can only be had in full."""
+    """Digest of each tensor, with its algorithm's name. None: its writer gave none, and it can only be had in full."""
     base_path: str | None = None
     """None: its writer made the base's folder of its number alone."""
     adapter: AdapterFacts | None = None
@@ -100,7 +101,7 @@ def _parse(content: bytes, weights_version: int) -> VersionManifest:
     if not isinstance(base_path := document.get("base_path"), str | None):
         raise ValueError(f"the folder of its base is {base_path}")
     files = {plain_name(name): stored_file(file) for name, file in document["files"].items()}
-    digests = None if tensors is None else {str(name): str(digest) for name, digest in tensors.items()}
+    digests = None if tensors is None else {str(name): ":".join(split_digest(each)) for name, each in tensors.items()}
     adapter = document.get("adapter")
     step = document.get("step")
     facts = None if adapter is None else parse_facts(adapter)

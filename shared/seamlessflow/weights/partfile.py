@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from ..errors import Unavailable
 from .cores import num_cores
+from .hashing import hex_of
 from .stored import StoredFile
 
 
@@ -84,7 +84,7 @@ class PartFile:
     def _is_here(self, number: int) -> bool:
         begin, end = self._spans[number]
         content = b"" if self._is_hole(begin, end) else self.read(begin, end)
-        return hashlib.sha256(content).hexdigest() == self._file.ranges[number]
+        return hex_of(content, self._file.algorithm) == self._file.ranges[number]
 
     def _is_hole(self, begin: int, end: int) -> bool:
         """Whether nothing was ever written there, as far as the system tells."""

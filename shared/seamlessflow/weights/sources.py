@@ -20,7 +20,7 @@ log = structlog.get_logger()
 class Sources:
     """Where the parts of a version are, and which of them were bad.
 
-    path: the version's folder. scratch: for deltas, removed by whoever made it. parts, should_stop: see ``download``.
+    path: the version's folder. scratch: for deltas, removed by whoever made it. parts, may_link, should_stop: see ``download``.
     """
 
     def __init__(
@@ -31,9 +31,11 @@ class Sources:
         scratch: Path,
         *,
         parts: Path | None = None,
+        may_link: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.store, self.parts, self.should_stop = store, parts, should_stop
+        self._may_link = may_link
         self._parent = path.rsplit("/", 1)[0]
         self._paths = {weights_version: path}
         self._known: dict[int, VersionManifest | None] = {}
@@ -108,15 +110,24 @@ class Sources:
             self.fetch(weights_version, DELTA_FILE, file)
         return file
 
-    def fetch(self, weights_version: int, name: str, target: Path) -> None:
-        """Bring a file of a version here. Raises Unavailable, and it is bad from then on, unless it has the bytes of the
-        manifest. Of full files what arrived is kept for a later fetch: deltas are small."""
+    def fetch(self, weights_version: int, name: str, target: Path, *, is_changed: bool = False) -> None:
+        """Bring a file of a version here, for a caller who will change it there (is_changed) or not. Raises Unavailable, and it
+        is bad from then on, unless it has the bytes of the manifest. Of full files what arrived is kept for a later fetch:
+        deltas are small."""
         manifest = self.get(weights_version)
         assert manifest is not None, "routes lead over complete versions only"
         parts = self.parts if name == WEIGHTS_FILE else None
         try:
             path = f"{self.path(weights_version)}/{name}"
-            download(self.store, path, manifest.files[name], target, parts=parts, should_stop=self.should_stop)
+            download(
+                self.store,
+                path,
+                manifest.files[name],
+                target,
+                parts=parts,
+                may_link=self._may_link and not is_changed,
+                should_stop=self.should_stop,
+            )
         except Unavailable:
             self.mark_bad(weights_version, name)
             raise

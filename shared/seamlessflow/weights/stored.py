@@ -1,18 +1,18 @@
 """A file of a folder in the store, as its writer saw it: length, digest, and a digest for each range of its bytes.
 
-    {"bytes": 20000000, "sha256": ..., "range_bytes": 8388608, "ranges": [sha256 of bytes 0..8388608, ...]}
+    {"bytes": 20000000, "blake3": ..., "range_bytes": 8388608, "ranges": [blake3 of bytes 0..8388608, ...]}
 
 So a reader may have ranges in any order and from several attempts, and knows of each whether it is what was written. Earlier
-releases wrote no ranges: such a file can only be checked as a whole.
+releases wrote "sha256", and no ranges: such a file can only be checked as a whole.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+
+from .hashing import ALGORITHM, ALGORITHMS, Octets, new_hash, split_digest
 
 RANGE_BYTES = 8 << 20
 """Bytes of a range. Large enough that a request costs little beside its bytes (S3 advises 8 to 16 MiB; measured in
@@ -25,18 +25,26 @@ MOST_RANGES = 1 << 20
 MOST_NAME_BYTES = 200
 """Of a file's name: with what is put behind it while it arrives, filesystems take it."""
 
-_DIGEST = re.compile("[0-9a-f]{64}")
-
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file of a version, as its writer saw it."""
 
     num_bytes: int
-    sha256: str
+    digest: str
+    """With its algorithm's name."""
     range_bytes: int = RANGE_BYTES
     ranges: tuple[str, ...] = ()
-    """sha256 of each range. (): its writer gave none, or the file is empty; it is checked as a whole."""
+    """Hex digits of each range's digest, by the same algorithm. (): its writer gave none, or the file is empty; it is checked
+    as a whole."""
+
+    @property
+    def algorithm(self) -> str:
+        return split_digest(self.digest)[0]
+
+    @property
+    def hex_digest(self) -> str:
+        return split_digest(self.digest)[1]
 
     def spans(self) -> list[tuple[int, int]]:
         """Where each range begins, and where it ends."""
@@ -44,15 +52,15 @@ class StoredFile:
 
     def as_json(self) -> dict[str, object]:
         """For the manifest."""
-        whole: dict[str, object] = {"sha256": self.sha256, "bytes": self.num_bytes}
+        whole: dict[str, object] = {self.algorithm: self.hex_digest, "bytes": self.num_bytes}
         return {**whole, "range_bytes": self.range_bytes, "ranges": list(self.ranges)} if self.ranges else whole
 
 
 def stored_file(document: Mapping[str, object]) -> StoredFile:
     """A file of a manifest. Raises ValueError, KeyError or TypeError for one that makes no sense."""
-    num_bytes, sha256 = document["bytes"], document["sha256"]
-    if not isinstance(num_bytes, int) or num_bytes < 0 or not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
-        raise ValueError(f"a file of {num_bytes!r} bytes with the digest {sha256!r}")
+    num_bytes, digest = document["bytes"], _digest_in(document)
+    if not isinstance(num_bytes, int) or num_bytes < 0:
+        raise ValueError(f"a file of {num_bytes!r} bytes")
     ranges, range_bytes = document.get("ranges", ()), document.get("range_bytes", RANGE_BYTES)
     if not isinstance(ranges, list | tuple) or not all(isinstance(each, str) for each in ranges):
         raise ValueError("digests of ranges that are no texts")
@@ -62,7 +70,17 @@ def stored_file(document: Mapping[str, object]) -> StoredFile:
         raise ValueError(f"a file of {num_bytes} bytes in ranges of {range_bytes}")
     if ranges and len(ranges) != -(-num_bytes // range_bytes):
         raise ValueError(f"{len(ranges)} ranges of {range_bytes} bytes for {num_bytes} bytes")
-    return StoredFile(num_bytes, sha256, range_bytes, tuple(ranges))
+    return StoredFile(num_bytes, digest, range_bytes, tuple(ranges))
+
+
+def _digest_in(document: Mapping[str, object]) -> str:
+    """By the best algorithm that the writer names. Raises ValueError where it names none that is known."""
+    for algorithm in ALGORITHMS:
+        if algorithm in document:
+            digest = f"{algorithm}:{document[algorithm]}"
+            split_digest(digest)
+            return digest
+    raise ValueError(f"a file without a digest that is known here ({', '.join(ALGORITHMS)})")
 
 
 def plain_name(name: object) -> str:
@@ -74,39 +92,42 @@ def plain_name(name: object) -> str:
     return name
 
 
-class RangeDigests:
-    """The digests of a file's ranges, while its bytes pass by."""
+class FileDigests:
+    """The digests of a file and of its ranges, while its bytes pass by."""
 
     def __init__(self, range_bytes: int = RANGE_BYTES) -> None:
-        self.range_bytes = range_bytes
-        self._done: list[str] = []
-        self._open, self._num_bytes = hashlib.sha256(), 0
+        self._range_bytes = range_bytes
+        self._ranges: list[str] = []
+        self._whole, self._open = new_hash(), new_hash()
+        self._num_bytes = 0
 
     def passing(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """The same chunks. They are hashed in a thread beside whoever takes them: he hashes, too."""
+        """The same chunks. They are hashed in a thread beside whoever takes them."""
         with ThreadPoolExecutor(1) as beside:
             for chunk in chunks:
                 hashed = beside.submit(self.add, chunk)
                 yield chunk
                 hashed.result()
 
-    def add(self, chunk: bytes | memoryview) -> None:
+    def add(self, chunk: Octets) -> None:
         """The next bytes."""
         rest = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
         while rest:
-            taken = rest[: self.range_bytes - self._num_bytes]
+            taken = rest[: self._range_bytes - self._num_bytes % self._range_bytes]
             self._open.update(taken)
+            self._whole.update(taken)
             self._num_bytes += len(taken)
             rest = rest[len(taken) :]
-            if self._num_bytes == self.range_bytes:
+            if self._num_bytes % self._range_bytes == 0:
                 self._close()
 
-    def digests(self) -> tuple[str, ...]:
-        """Of all that passed. At the end, once."""
-        if self._num_bytes:
+    def file(self) -> StoredFile:
+        """All that passed. At the end, once."""
+        if self._num_bytes % self._range_bytes:
             self._close()
-        return tuple(self._done)
+        digest = f"{ALGORITHM}:{self._whole.hexdigest()}"
+        return StoredFile(self._num_bytes, digest, self._range_bytes, tuple(self._ranges))
 
     def _close(self) -> None:
-        self._done.append(self._open.hexdigest())
-        self._open, self._num_bytes = hashlib.sha256(), 0
+        self._ranges.append(self._open.hexdigest())
+        self._open = new_hash()

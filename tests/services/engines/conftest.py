@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 96
 CONTEXT = 128
+LONG_CONTEXT = 1024
+"""For what must last: so small a model has sampled a hundred tokens before anybody can interrupt it."""
 SLOTS = 4
 FIRST_VERSION = 7
 PROMPT = [5, 17, 3, 44, 8, 61]
@@ -74,11 +76,16 @@ def wide_llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def tied_llamas(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """And with one matrix for input and output, as small models have: vLLM keeps a packed copy of it on a CPU."""
-    return _make_llamas(tmp_path_factory, num_heads=2, head_size=32, tie_word_embeddings=True)
+    return _make_llamas(tmp_path_factory, num_heads=2, head_size=32, tie_word_embeddings=True, most_tokens=LONG_CONTEXT)
 
 
 def _make_llamas(
-    tmp_path_factory: pytest.TempPathFactory, *, num_heads: int, head_size: int, tie_word_embeddings: bool = False
+    tmp_path_factory: pytest.TempPathFactory,
+    *,
+    num_heads: int,
+    head_size: int,
+    tie_word_embeddings: bool = False,
+    most_tokens: int | None = None,
 ) -> list[Path]:
     import gc
 
@@ -95,7 +102,7 @@ def _make_llamas(
             num_hidden_layers=2,
             num_attention_heads=num_heads,
             num_key_value_heads=num_heads // 2,
-            max_position_embeddings=CONTEXT,
+            max_position_embeddings=most_tokens or CONTEXT,
             initializer_range=0.3,
             tie_word_embeddings=tie_word_embeddings,
         )

@@ -25,7 +25,7 @@ from seamlessflow.errors import BadInput
 from services.rollout_worker.engines.base import Chunk, Finish
 from services.rollout_worker.engines.remote_engine import RemoteEngine
 from services.rollout_worker.engines.remote_options import RemoteOptions
-from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, Answer, joined, params, sample
+from tests.services.engines.conftest import FIRST_VERSION, LONG_CONTEXT, PROMPT, Answer, joined, params, sample
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; ./task test:vllm runs these tests")
 pytestmark = pytest.mark.vllm
@@ -35,6 +35,7 @@ START_SECONDS = 300.0
 """Half a minute on two cores that have nothing else to do; most of it is importing."""
 TOLERANCE = 2e-4
 """Of logprobs in float32 with logits as wide as these."""
+LONG_ANSWER = 800
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,16 @@ def url(tied_llamas: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "serve.log"
-    arguments = ["--model", str(tied_llamas[0]), "--dtype", "float32", "--max-model-len", str(CONTEXT), "--port", str(port)]
+    arguments = [
+        "--model",
+        str(tied_llamas[0]),
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        str(LONG_CONTEXT),
+        "--port",
+        str(port),
+    ]
     arguments += ["--host", "127.0.0.1", "--enable-scale-out", "--skip-tokenizer-init", "--enforce-eager"]
     arguments += ["--worker-extension-cls", "services.rollout_worker.engines.vllm_worker.LoadsFromFile"]
     environment = {
@@ -88,7 +98,7 @@ async def engine(request: pytest.FixtureRequest, url: str, tied_llamas: list[Pat
         temperature=1.0,
         top_p=1.0,
         num_slots=16,
-        max_context_tokens=CONTEXT,
+        max_context_tokens=LONG_CONTEXT,
     )
     await made.start(tied_llamas[0], weights_version=FIRST_VERSION)
     yield made
@@ -181,14 +191,14 @@ async def test_an_interrupted_answer_goes_on_as_it_would_have(engine: RemoteEngi
 
     Again and again until one was interrupted before its end.
     """
-    whole = await sample(engine, temperature=0.0, max_tokens=100)
+    whole = await sample(engine, temperature=0.0, max_tokens=LONG_ANSWER)
     for _ in range(30):
         begun = await _interrupted(engine)
-        if len(begun.ids) < 100:
+        if len(begun.ids) < LONG_ANSWER:
             break
     assert begun.finish is Finish.INTERRUPTED
     assert begun.ids == whole.ids[: len(begun.ids)]
-    rest = await sample(engine, PROMPT + begun.ids, temperature=0.0, max_tokens=100 - len(begun.ids))
+    rest = await sample(engine, PROMPT + begun.ids, temperature=0.0, max_tokens=LONG_ANSWER - len(begun.ids))
 
     assert begun.ids + rest.ids == whole.ids
     await _until_nothing_runs(engine, url)
@@ -203,10 +213,10 @@ async def _until_nothing_runs(engine: RemoteEngine, url: str) -> None:
 
 
 async def _interrupted(engine: RemoteEngine) -> Answer:
-    """What came of 100 greedy tokens that were interrupted at the first one."""
+    """What came of LONG_ANSWER greedy tokens that were interrupted at the first one."""
     chunks: list[Chunk] = []
     interrupting: asyncio.Task[None] | None = None
-    async for chunk in engine.generate("cut", PROMPT, params(temperature=0.0, max_tokens=100)):
+    async for chunk in engine.generate("cut", PROMPT, params(temperature=0.0, max_tokens=LONG_ANSWER)):
         interrupting = interrupting or asyncio.create_task(engine.interrupt("cut"))
         chunks.append(chunk)
     assert interrupting is not None

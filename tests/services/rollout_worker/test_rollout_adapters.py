@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from safetensors.torch import save
 from structlog.testing import capture_logs
@@ -11,13 +9,14 @@ from structlog.testing import capture_logs
 from seamlessflow.contracts import WeightsLoaded
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts, adapter_config, base_path
+from seamlessflow.weights.hashing import digest_of
 from seamlessflow.weights.manifests import version_facts
 from tests.services.rollout_worker.rollout_world import NODE, RUN, Worker, World
 
 BASE = save({"up.weight": torch.tensor([[1.0, 2.0]]), "norm.weight": torch.tensor([5.0])})
-SHA256 = hashlib.sha256(BASE).hexdigest()
+DIGEST = digest_of(BASE)
 CONFIG = adapter_config(rank=1, alpha=2, target_modules=["up"], base_name="m")
-FACTS = AdapterFacts(base_path(RUN, SHA256), SHA256, CONFIG)
+FACTS = AdapterFacts(base_path(RUN, DIGEST), DIGEST, CONFIG)
 
 
 async def publish_adapter(world: World, version: int, *, rank: int = 1) -> None:

@@ -42,6 +42,12 @@ def far(world: World, impatient_proxy: FaultProxy, s3_url: str, monkeypatch) -> 
     return world
 
 
+@pytest.fixture
+def another_disk(monkeypatch) -> None:
+    """Where the store is: nothing in it can be linked."""
+    monkeypatch.setattr(object_store.ObjectStore, "link", lambda *_: False)
+
+
 TROUBLES: dict[str, faults.Fault] = {
     "hangs": faults.hang,
     "is cut in the middle": faults.cut,
@@ -93,6 +99,7 @@ async def test_a_store_that_goes_away_and_comes_back_costs_only_time(far: World,
     await far.until(lambda: worker.engine.weights_version == 1, seconds=20)
 
 
+@pytest.mark.usefixtures("another_disk")
 async def test_a_full_disk_is_said_and_healed_by_room(world: World, monkeypatch):
     """At the write itself; the engine never sees what was written of it."""
     worker, write, is_full = await world.ready(by_itself=True), os.pwrite, [True]
@@ -133,6 +140,7 @@ async def test_a_head_that_goes_back_loads_nothing(world: World):
     assert {segment.weights_version for segment in await world.said(SegmentSampled)} == {2}
 
 
+@pytest.mark.usefixtures("another_disk")
 def test_a_worker_that_starts_again_goes_on_with_what_it_had_fetched(tmp_path, monkeypatch):
     """Cut off in the middle, killed, begun again in the same folder: only the rest is read; at the end no part is left."""
     monkeypatch.setattr(downloads, "PAUSES_SECONDS", ())

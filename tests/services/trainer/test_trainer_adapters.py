@@ -53,7 +53,7 @@ async def test_a_lora_run_publishes_its_base_once_and_then_adapters(tmp_path: Pa
     manifests = [read_manifest(world.store, each.path, each.weights_version) for each in published]
     assert [set(each.files) for each in manifests] == 4 * [{ADAPTER_CONFIG_FILE, ADAPTER_FILE}]
     [base] = world.store.folders(f"{RUN}/base")
-    assert {each.adapter.base_sha256 for each in manifests if each.adapter} == {base}
+    assert {each.adapter.base_digest for each in manifests if each.adapter} == {f"blake3:{base}"}
     assert not any("lora" in name for name in load(world.store.read(f"{RUN}/base/{base}/{WEIGHTS_FILE}")))
     assert all(
         each.num_bytes == sum(f.num_bytes for f in m.files.values()) for each, m in zip(published, manifests, strict=True)
