@@ -79,6 +79,7 @@ class EngineThread:
 
     def resume(self) -> None:
         self._paused = False
+        self._delivered_at = 0.0  # who waited through the pause waits for no company
 
     def overwrite(self, tensors: Mapping[str, Tensor], weights_version: int) -> None:
         if not self._paused:
