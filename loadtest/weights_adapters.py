@@ -47,7 +47,7 @@ def adapter_figures(model: Path, folder: Path, num_runs: int) -> dict[str, Figur
             full.append(time.perf_counter() - began)
         (target / WEIGHTS_FILE).unlink()
         (target / ADAPTER_FOLDER / ADAPTER_FILE).unlink()
-    share = num_bytes / (bases / base[1] / WEIGHTS_FILE).stat().st_size
+    share = num_bytes / (bases / Path(base[0]).name / WEIGHTS_FILE).stat().st_size
     return {
         "adapter_bytes_share": Figure("of full", "lower", [share], FULL, [1.0]),
         "adapter_fetch_seconds": Figure("s", "lower", merged, FULL, full),

@@ -1,4 +1,4 @@
-"""The edge to transformers: load a decoder from a folder, run it against a ``RowCache``, overwrite its weights.
+"""The edge to transformers: load a decoder from a folder, run it against a ``RowCache``, exchange its weights.
 
 Everything that depends on the transformers version is in this file. Needs 5.19 or later.
 """
@@ -19,8 +19,6 @@ from seamlessflow.errors import BadInput
 from services.rollout_worker.engines import row_attention
 from services.rollout_worker.engines.row_attention import New
 from services.rollout_worker.engines.row_cache import RowCache
-
-PAGE_BYTES = 4096
 
 
 class CausalModel:
@@ -90,8 +88,8 @@ class CausalModel:
         return logits_BV
 
     def read_weights(self, file: Path) -> dict[str, Tensor]:
-        """The tensors of a safetensors file that fit this model: every weight, tied ones (lm_head) once, or twice if one
-        likes. Raises BadInput where the file cannot be read, or a name, a shape or a dtype does not fit.
+        """Copies of a safetensors file's tensors that ``adopt`` can put in place: every weight, tied ones (lm_head) once, or
+        twice if one likes. Raises BadInput where the file cannot be read, or a name, a shape or a dtype does not fit.
         """
         try:
             sources = load_file(file)
@@ -104,15 +102,16 @@ class CausalModel:
             raise BadInput(f"Weights do not fit: unknown {unknown[:3]}, missing {missing[:3]}. Nothing was copied.")
         for name, source in sources.items():
             self._check(name, source, targets[name])
-            _touch(source)
-        return sources
+        # Copies: mapped pages are the file's, and the system may take them away and read each again while sampling.
+        return {name: source.to(targets[name].dtype, copy=True) for name, source in sources.items()}
 
-    @torch.no_grad()
-    def overwrite(self, sources: Mapping[str, Tensor]) -> None:
-        """Copy what ``read_weights`` read over the weights."""
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Exchange the weights for what ``read_weights`` returned. Nothing is copied: this is all that a pause waits for, and
+        for as long as both exist they take twice the memory.
+        """
         targets = self._targets()
-        for name, source in sources.items():
-            targets[name].copy_(source)
+        for name, tensor in weights.items():
+            targets[name].data = tensor
 
     def _targets(self) -> dict[str, Tensor]:
         return dict(self._model.named_parameters(remove_duplicate=False))
@@ -126,8 +125,3 @@ class CausalModel:
                 f"{name}: expected {target.dtype}, as it is served, got {source.dtype}: rounded again, it would not be what "
                 "the trainer recomputes. Nothing was copied."
             )
-
-
-def _touch(source: Tensor) -> None:
-    """Have every page of a mapped tensor in this process: else a pause would wait for each (a fifth more than the copy)."""
-    source.reshape(-1).view(torch.uint8)[::PAGE_BYTES].sum()

@@ -131,12 +131,12 @@ class ContinuousBatchingEngine(ModelFront):
         serving, loop = self._alive(), asyncio.get_running_loop()
         sources = await self._staging.take(file)
 
-        def overwrite() -> None:
-            serving.model.overwrite(sources)
+        def adopt() -> None:
+            serving.model.adopt(sources)
             # By way of the loop: outputs of the old weights that are still on their way there come first.
             loop.call_soon_threadsafe(partial(setattr, self, "_weights_version", weights_version))
 
-        await serving.control.while_paused(overwrite)
+        await serving.control.while_paused(adopt)
 
     def _alive(self) -> _Serving:
         if self._serving is None:

@@ -81,10 +81,10 @@ class EngineThread:
         self._paused = False
         self._delivered_at = 0.0  # who waited through the pause waits for no company
 
-    def overwrite(self, tensors: Mapping[str, Tensor], weights_version: int) -> None:
+    def load(self, tensors: Mapping[str, Tensor], weights_version: int) -> None:
         if not self._paused:
             raise EngineError(NOT_PAUSED)
-        self._model.overwrite(tensors)
+        self._model.adopt(tensors)
         self._batch.forget_cache()
         self.weights_version = weights_version
 
@@ -134,7 +134,7 @@ class EngineThread:
         if self._undelivered:
             self._deliver(self._undelivered)
             self._undelivered = []
-        self._delivered_at = time.monotonic()
+            self._delivered_at = time.monotonic()
 
 
 def _patience(token: Sampled) -> float:

@@ -28,8 +28,8 @@ from services.rollout_worker.engines.thread_jobs import AwaitedJobs, call_in
 class TransformersEngine(ModelFront):
     """Implements ``Engine``; see there for the promises, and ``ModelFront`` for the parameters.
 
-    Weights load in place, so running requests keep their caches over ``load_weights``; new requests share cached
-    prefixes only with rows that the present weights computed from the first token on.
+    Weights are exchanged between two passes, and running requests keep their caches; new requests share cached prefixes
+    only with rows that the present weights computed from the first token on.
     A seeded request draws the same numbers in any company, but batched arithmetic rounds differently from batch to
     batch (most in bfloat16), so a token may still change where two candidates are nearly equal.
     """
@@ -110,7 +110,7 @@ class TransformersEngine(ModelFront):
     async def load_weights(self, file: Path, *, weights_version: int) -> None:
         thread = self._alive()
         sources = await self._staging.take(file)
-        await self._run_in(thread, partial(thread.overwrite, sources, weights_version))
+        await self._run_in(thread, partial(thread.load, sources, weights_version))
 
     async def sleep(self) -> None:
         """Pause and free the cache; the weights stay in memory. Running requests are prefilled again after ``wake``."""
