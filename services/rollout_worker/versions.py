@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,8 @@ class LocalVersions:
         began = time.monotonic()
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=self._root))
+            scratch = self._root / f"fetching-{uuid.uuid4().hex}"
+            scratch.mkdir()  # by the umask: engine servers of another user may have to read it
         except OSError as wrong:
             raise DiskTrouble(f"{self._root}: no folder can be made in it: {wrong}; nothing was fetched") from wrong
         try:

@@ -6,7 +6,7 @@ AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL_S3 and the like; anything else through f
 
 from __future__ import annotations
 
-import os
+import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -20,6 +20,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from .errors import Unavailable
 from .store_calls import Calls, Limits
+from .store_links import forbid_writing, make_link, read_at
 
 BUFFER_BYTES = 64 << 20
 """What one write to an open file, or its closing, may have to send of what was written before: s3fs collects 50 MiB."""
@@ -50,8 +51,8 @@ class ObjectStore:
             raise Unavailable(f"store {self.url}: cannot write {path} ({len(content)} bytes): {_why(wrong)}") from wrong
 
     def write_chunks(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Put an object piece by piece, never whole in memory. Raises Unavailable, or what
-        ``chunks`` raises; what was put until then is taken back, as far as can be."""
+        """Put an object piece by piece, never whole in memory. On a local disk nobody may write into it afterwards: others may
+        have linked it. Raises Unavailable; what was put until then is taken back, as far as can be."""
         full = self.path(path)
         num_bytes = 0
         try:
@@ -65,6 +66,7 @@ class ObjectStore:
             except BaseException:
                 self._take_back(file, target if target != full else None)
                 raise
+            self._forbid_writing(target)
             self._in_place(target, full)
         except Exception as wrong:
             raise Unavailable(f"store {self.url}: cannot write {path} (after {num_bytes} bytes): {_why(wrong)}") from wrong
@@ -91,6 +93,11 @@ class ObjectStore:
     def _in_place(self, target: str, full: str) -> None:
         if target != full:
             self._call("mv", target, full)
+
+    def _forbid_writing(self, target: str) -> None:
+        if isinstance(self.fs, LocalFileSystem):
+            with suppress(OSError):  # a disk without such modes, or somebody else's
+                self._calls.within(self._limits.seconds(), partial(forbid_writing, Path(target)))
 
     def folders(self, path: str) -> list[str]:
         """Names of what lies directly below a folder, sorted; empty when it does not exist. Raises Unavailable."""
@@ -138,22 +145,31 @@ class ObjectStore:
         except Exception as wrong:
             raise Unavailable(f"store {self.url}: cannot read {path}: {_why(wrong)}") from wrong
 
-    def link(self, path: str, target: Path) -> bool:
-        """Give a local file of this store a second name, for someone who will not write into it. False: it cannot be done,
-        because the store is elsewhere, on another disk or somebody else's."""
+    def link(self, path: str, link: Path, num_bytes: int) -> bool:
+        """Give a local file of this store, of so many bytes, a second name, ``link``, which nothing has yet: for someone who
+        will not write into it. False, and no link is left: it cannot be done, because the store is elsewhere, on another disk
+        or somebody else's, or the file is not what was expected. Whoever copies it instead sees what is wrong."""
         if not isinstance(self.fs, LocalFileSystem):
             return False
-
-        def link() -> None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)
-            os.link(self.path(path), target)
-
+        given_up = threading.Event()
         try:
-            self._calls.within(self._limits.seconds(), link)
-        except (OSError, NotImplementedError):  # whoever copies it instead sees what is wrong
+            # Not in the thread: left behind, it might make a folder again that somebody has removed since.
+            link.parent.mkdir(parents=True, exist_ok=True)
+            linking = partial(make_link, self.path(path), link, num_bytes, given_up.is_set)
+            return self._calls.within(self._limits.seconds(), linking)
+        except (OSError, RuntimeError):  # RuntimeError: no more threads, or a system without links
+            given_up.set()  # before we remove it: it comes while we look, and goes, or not at all
+            with suppress(OSError):
+                link.unlink(missing_ok=True)
             return False
-        return True
+
+    def read_link(self, link: Path, start: int, end: int) -> bytes:
+        """Bytes of a local file that ``link`` made, by that name: they are there when the store has removed its own. Within the
+        time of any call to the store, on whose disk it is. Raises Unavailable."""
+        try:
+            return self._calls.within(self._limits.seconds(end - start), partial(read_at, link, start, end))
+        except Exception as wrong:
+            raise Unavailable(f"store {self.url}: cannot read {link}, which is linked to it: {_why(wrong)}") from wrong
 
     def exists(self, path: str) -> bool:
         """Whether an object is there. Raises Unavailable."""
@@ -178,7 +194,7 @@ def _has_folders(fs: object) -> bool:
     """False for object stores, where a put is whole or nothing and making a "folder" may mean making a bucket."""
     protocol = getattr(fs, "protocol", ())
     names = {protocol} if isinstance(protocol, str) else set(protocol)
-    return not names & {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
+    return not names & {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 
 
 def _why(wrong: Exception) -> str:

@@ -1,4 +1,4 @@
-"""One suite over a local folder and a real S3 server (moto's, on a free port)."""
+"""One suite over a local folder, memory and a real S3 server (moto's, on a free port)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def s3_url(monkeypatch) -> str:
     return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", "memory", "s3"])
 def store_url(request: pytest.FixtureRequest, tmp_path) -> str:
-    """Both kinds in turn."""
-    return f"file://{tmp_path}/store" if request.param == "file" else request.getfixturevalue("s3_url")
+    """All kinds in turn."""
+    urls = {"file": f"file://{tmp_path}/store", "memory": f"memory://{uuid.uuid4().hex}"}
+    return urls.get(request.param) or request.getfixturevalue("s3_url")
 
 
 @pytest.fixture

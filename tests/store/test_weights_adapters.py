@@ -93,7 +93,7 @@ def damage(store: Store, path: str) -> None:
 
 
 NAN = tensor("F32", [0x7FC00000] * (20 * RANK), (20, RANK))
-OTHER = AdapterFacts(FACTS.base_path, "ab" * 32, CONFIG)
+OTHER = AdapterFacts(FACTS.base_path, f"blake3:{'ab' * 32}", CONFIG)
 DORA = AdapterFacts(FACTS.base_path, DIGEST, {**CONFIG, "use_dora": True})
 PATH = weights_path(RUN, 1)
 
@@ -106,7 +106,7 @@ PATH = weights_path(RUN, 1)
         (lambda store: store.remove(f"{PATH}/{ADAPTER_FILE}"), Unavailable, "not in the store"),
         (lambda store: damage(store, f"{FACTS.base_path}/{WEIGHTS_FILE}"), Unavailable, "do not have the manifest's digest"),
         (lambda store: store.remove(f"{FACTS.base_path}/{MANIFEST}"), Unavailable, "its base .* is not in the store"),
-        (lambda store: publish(store, 1, adapter(1), OTHER), BadInput, f"belongs to the base with digest {'ab' * 32}"),
+        (lambda store: publish(store, 1, adapter(1), OTHER), BadInput, f"belongs to the base with digest blake3:{'ab' * 32}"),
         (lambda store: publish(store, 1, adapter(1), DORA), BadInput, "sets use_dora"),
         (lambda store: publish(store, 1, adapter(1, rank=3)), BadInput, "of rank 2 the matrices of body must be"),
         (

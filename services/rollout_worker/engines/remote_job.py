@@ -19,7 +19,7 @@ from seamlessflow.errors import BadInput
 from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
 from services.rollout_worker.engines.remote_errors import ServerFault, ServerRefusal
 from services.rollout_worker.engines.remote_fleet import Fleet
-from services.rollout_worker.engines.remote_protocol import Ending, Piece
+from services.rollout_worker.engines.remote_protocol import EARLY, Ending, Piece
 from services.rollout_worker.engines.remote_requests import Attempt
 from services.rollout_worker.engines.remote_server import RemoteServer
 
@@ -127,7 +127,7 @@ class Job:
         wrong = task.exception()
         if wrong is None:
             if self._gate.awake.is_set() and not self._is_ending and server.is_up:
-                self._failed(server, "it ended a request that nobody asked it to end")
+                self._failed(server, EARLY.get(task.result(), "it ended an answer that has no end"))
         elif isinstance(wrong, ServerRefusal) and wrong.status in _UNUSABLE:
             raise BadInput(f"{server.name} refuses {self._request_id}: {wrong}. Nothing was sampled by it.") from wrong
         elif isinstance(wrong, ServerFault | ServerRefusal):

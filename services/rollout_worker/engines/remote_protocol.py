@@ -24,12 +24,21 @@ ROUNDING = 1e-3
 
 
 class Ending(StrEnum):
-    """Why a stream says that it ends."""
+    """Why a stream ends."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     """Somebody ended it from outside."""
+    CUT = "cut"
+    """It just ended; no server says this."""
+
+
+EARLY = {
+    Ending.ABORT: "it ended a request that nobody asked it to end",
+    Ending.CUT: "its stream ended before the answer did",
+}
+"""Endings that are none of the answer, in words for where nobody asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,8 @@ class Answer:
             raise ValueError("it stopped at something that was no stop token")
         if piece.ending is Ending.LENGTH and len(ids) != self._num_left:
             raise ValueError(f"it ended for length with {self._num_left - len(ids)} tokens to go")
+        if piece.ending is Ending.CUT:
+            raise ValueError(f"it ended with {piece.ending.value!r}, which no server says")
         if self._ask.label is not None and not piece.labels <= {self._ask.label}:
             raise ValueError(f"sampled by {sorted(piece.labels)}, expected {self._ask.label}")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from services.rollout_worker.engines.remote_errors import ServerFault, ServerRefusal
 from services.rollout_worker.engines.remote_http import Http
 from services.rollout_worker.engines.remote_options import RemoteOptions
-from services.rollout_worker.engines.remote_protocol import Answer, Ask, Dialect, Ending, Piece
+from services.rollout_worker.engines.remote_protocol import EARLY, Answer, Ask, Dialect, Ending, Piece
 
 DRAIN_SECONDS = 1.0
 """How long a connection is read on behind the last token, so that it can be used again."""
@@ -98,7 +98,8 @@ class Requests:
     async def stream(self, ask: Ask, on_piece: OnPiece) -> Ending:
         """One request from beginning to end. Raises ServerFault, where no token comes in time as well, or ServerRefusal.
 
-        A stream that just ends was aborted: vLLM's completions say nothing at all of a request that had no token yet.
+        A stream that just ends was CUT, also where we aborted it: vLLM's completions say nothing at all of a request that had
+        no token yet.
         """
         answer, ending = Answer(ask, self._dialect.reader(), vocab_size=self._vocab_size), None
         clock, silence_seconds = asyncio.get_running_loop().time, self._options.silence_seconds
@@ -125,12 +126,12 @@ class Requests:
         except ServerFault:
             if ending is None:
                 raise
-        return Ending.ABORT if ending is None else ending
+        return Ending.CUT if ending is None else ending
 
     def _over(self, attempt: Attempt) -> None:
         self._running.discard(attempt)
         task = attempt.task
-        self._on_over(not task.cancelled() and task.exception() is None and task.result() is not Ending.ABORT)
+        self._on_over(not task.cancelled() and task.exception() is None and task.result() not in EARLY)
 
     async def _settle(self, attempts: set[Attempt]) -> None:
         """Wait for streams that have begun; one that has not has nothing to lose."""

@@ -20,7 +20,7 @@ from services.rollout_worker.engines.remote_errors import ServerFault, ServerRef
 from services.rollout_worker.engines.remote_http import Http
 from services.rollout_worker.engines.remote_options import Api, RemoteOptions
 from services.rollout_worker.engines.remote_probe import Meaning, Try, probe_prompts, try_out
-from services.rollout_worker.engines.remote_protocol import Ask, Dialect, Ending, Piece
+from services.rollout_worker.engines.remote_protocol import EARLY, Ask, Dialect, Piece
 from services.rollout_worker.engines.remote_requests import Attempt, OnPiece, Requests
 from services.rollout_worker.engines.remote_sglang import SglangDialect
 from services.rollout_worker.engines.remote_swap import are_alike, neighbour
@@ -212,6 +212,6 @@ class RemoteServer:
                 ending = await self._requests.stream(ask, keep)
         except TimeoutError as wrong:
             raise ServerFault(f"{params.max_tokens} tokens took too long") from wrong
-        if ending is Ending.ABORT:
-            raise ServerFault("it ended a request that nobody asked it to end")
+        if ending in EARLY:
+            raise ServerFault(EARLY[ending])
         return Try(tuple(ids), tuple(logprobs))

@@ -4,7 +4,8 @@
     adapter_model.safetensors  base_model.model.LAYER.lora_A.weight [rank, in], base_model.model.LAYER.lora_B.weight [out, rank]
     manifest.json              "adapter": {"base_path", "base_digest", "config": as in adapter_config.json}
 
-They belong to one base: a full version of its own in the store, at ``base_path``, the digest of whose file has that name.
+They belong to one base: a full version of its own in the store, at ``base_path``, the digest of whose file is ``base_digest``;
+earlier releases wrote it as "base_sha256".
 """
 
 from __future__ import annotations
@@ -46,9 +47,14 @@ class AdapterFacts:
         return {"base_path": self.base_path, "base_digest": self.base_digest, "config": dict(self.config)}
 
 
+def bases_path(run: str) -> str:
+    """Folder of the folders of a run's base below the store: one, or more where writers died."""
+    return f"{run}/base"
+
+
 def base_path(run: str, digest: str) -> str:
     """Folder of the base with this digest below the store: two writers cannot write different things there."""
-    return f"{run}/base/{split_digest(digest)[1]}"
+    return f"{bases_path(run)}/{split_digest(digest)[1]}"
 
 
 def adapter_config(*, rank: int, alpha: int, target_modules: list[str], base_name: str) -> dict[str, object]:
@@ -68,8 +74,8 @@ def adapter_config(*, rank: int, alpha: int, target_modules: list[str], base_nam
 
 def parse_facts(document: Mapping[str, Any]) -> AdapterFacts:
     """From a manifest. Raises KeyError, ValueError or TypeError for what makes no sense; the digest may name a folder."""
-    path, digest, config = document["base_path"], document["base_digest"], document["config"]
-    split_digest(digest)
+    path, config = document["base_path"], document["config"]
+    digest = ":".join(split_digest(document.get("base_digest", document.get("base_sha256"))))
     if not (isinstance(path, str) and isinstance(config, dict)):
         raise ValueError(f"its adapter's base is {path}, its config {config!r}")
     return AdapterFacts(path, digest, config)

@@ -14,8 +14,10 @@ import errno
 import random
 import shutil
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from ..blobs import Store
@@ -33,8 +35,8 @@ back together. Longer troubles are the caller's, who tries the whole again later
 KEPT_PARTS = 2
 """Files that began to arrive, side by side in a folder: no route leads over a third full version (routes.py)."""
 
-
 Arriving = PartFile | LinkedFile
+ReadRange = Callable[[int, int], bytes]
 
 
 class Damaged(Unavailable):
@@ -69,7 +71,8 @@ def download(
     local = (_linked(store, path, file, target) if may_link else None) or PartFile(part, file)
     try:
         missing = local.missing()
-        _Reads(store, path, file, local, should_stop).read(missing)
+        read = local.read if isinstance(local, LinkedFile) else partial(store.read_range, path)
+        _Reads(read, path, file, local, should_stop).read(missing)
         target.parent.mkdir(parents=True, exist_ok=True)
         local.move_to(target)
     except Damaged:
@@ -90,13 +93,8 @@ def download(
 
 def _linked(store: Store, path: str, file: StoredFile, target: Path) -> LinkedFile | None:
     """None: it has to be copied."""
-    link = target.with_name(f"{target.name}.link")
-    if not store.link(path, link):
-        return None
-    if link.stat().st_size != file.num_bytes:  # what is behind its end would come along
-        link.unlink()
-        return None
-    return LinkedFile(link, file)
+    link = target.with_name(f"{target.name}.{uuid.uuid4().hex}.link")  # one that hangs must not meet the next one's
+    return LinkedFile(store, link, file) if store.link(path, link, file.num_bytes) else None
 
 
 def check_in_store(store: Store, path: str, file: StoredFile) -> None:
@@ -112,10 +110,10 @@ def check_in_store(store: Store, path: str, file: StoredFile) -> None:
 
 
 class _Reads:
-    """Ranges of one file on their way."""
+    """Ranges of one file on their way. read: from where they are."""
 
-    def __init__(self, store: Store, path: str, file: StoredFile, local: Arriving, should_stop: Callable[[], bool]) -> None:
-        self._store, self._path, self._file, self._local, self._should_stop = store, path, file, local, should_stop
+    def __init__(self, read: ReadRange, path: str, file: StoredFile, local: Arriving, should_stop: Callable[[], bool]) -> None:
+        self._read, self._path, self._file, self._local, self._should_stop = read, path, file, local, should_stop
         self._spans = file.spans()
         self._failure: Exception | None = None
         self._ended = threading.Event()
@@ -159,7 +157,7 @@ class _Reads:
             if self._should_stop() or self._ended.wait(pause * longer):
                 break
             try:
-                content = self._store.read_range(self._path, begin, end)
+                content = self._read(begin, end)
             except FileNotFoundError as wrong:
                 raise Unavailable(f"{self._path} is in the manifest and not in the store; nothing was loaded") from wrong
             except Unavailable as wrong:

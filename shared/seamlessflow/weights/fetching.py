@@ -96,7 +96,7 @@ def _go_any(versions: Sources, weights_version: int, target: Path, held: Held | 
     if (manifest := versions.get(weights_version)) is not None and manifest.adapter is not None:
         path = versions.path(weights_version)
         stop = versions.should_stop
-        fetch_full = partial(fetch_version, parts=versions.parts, should_stop=stop)
+        fetch_full = partial(fetch_version, parts=versions.parts, may_link=versions.may_link, should_stop=stop)
         return fetch_adapted(versions.store, path, manifest, target, bases=bases, fetch_full=fetch_full, should_stop=stop)
     tried: list[Route] = []
     part = target / f"{WEIGHTS_FILE}.part"

@@ -34,8 +34,7 @@ class Sources:
         may_link: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.store, self.parts, self.should_stop = store, parts, should_stop
-        self._may_link = may_link
+        self.store, self.parts, self.may_link, self.should_stop = store, parts, may_link, should_stop
         self._parent = path.rsplit("/", 1)[0]
         self._paths = {weights_version: path}
         self._known: dict[int, VersionManifest | None] = {}
@@ -125,7 +124,7 @@ class Sources:
                 manifest.files[name],
                 target,
                 parts=parts,
-                may_link=self._may_link and not is_changed,
+                may_link=self.may_link and not is_changed,
                 should_stop=self.should_stop,
             )
         except Unavailable:

@@ -3,7 +3,8 @@
     {"bytes": 20000000, "blake3": ..., "range_bytes": 8388608, "ranges": [blake3 of bytes 0..8388608, ...]}
 
 So a reader may have ranges in any order and from several attempts, and knows of each whether it is what was written. Earlier
-releases wrote "sha256", and no ranges: such a file can only be checked as a whole.
+releases wrote "sha256" in place of "blake3", of files and of ranges; the first ones wrote no ranges: such a file can only be
+checked as a whole.
 """
 
 from __future__ import annotations

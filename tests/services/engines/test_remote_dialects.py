@@ -105,6 +105,7 @@ def test_an_end_that_comes_by_itself_is_believed(api: str) -> None:
         ([(7, -1.0)], "length", "an end before the budget"),
         ([(7, -1.0)] * 21, None, "more than was asked for"),
         ([(7, -1.0)], "repetition", "an end that we do not know"),
+        ([(7, -1.0)], "cut", "our own word for a stream that just ends"),
     ],
 )
 def test_an_event_that_cannot_be_used_is_the_servers_fault(api: str, fresh: Any, ending: str | None, why: str) -> None:

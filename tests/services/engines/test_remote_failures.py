@@ -34,6 +34,43 @@ async def test_a_request_that_fails_at_one_server_goes_on_at_another(world: Worl
     world.assert_exact(answer)
 
 
+@pytest.mark.parametrize("api", APIS)
+async def test_a_stream_that_just_ends_is_called_that(world: World, api: str) -> None:
+    """Nothing went well, and its server ended nothing that it knew of: the cause is looked for in what lies between."""
+    (served,) = await world.serve(api)
+    engine = await world.started(api)
+    (server,) = engine._fleet._servers
+    requests, went_well = server._requests, list[bool]()
+    tell = requests._on_over
+
+    def hear(well: bool) -> None:
+        went_well.append(well)
+        tell(well)
+
+    requests._on_over = hear
+    served.faults = ["eof"]
+    with structlog.testing.capture_logs() as logs:
+        answer = await asyncio.wait_for(sample(engine, max_tokens=20), 5)
+
+    (away,) = [line for line in logs if line["event"] == "engine.server_away"]
+    assert away["reason"] == "its stream ended before the answer did"
+    assert len(answer.ids) == 20 and (went_well[0], went_well[-1]) == (False, True)
+
+
+async def test_an_end_that_nobody_asked_for_is_called_that(world: World) -> None:
+    """Somebody else ends our requests."""
+    (served,) = await world.serve()
+    engine = await world.started()
+    running = Running(engine)
+    await running.begun()
+    with structlog.testing.capture_logs() as logs:
+        await served._end(list(served._running.values()))
+        (answer,) = await running.answers()
+
+    assert "it ended a request that nobody asked it to end" in [line.get("reason") for line in logs]
+    assert len(answer.ids) == 60
+
+
 @pytest.mark.parametrize("fault", ["hang", "ping"])
 @pytest.mark.parametrize("api", APIS)
 async def test_a_request_that_a_server_is_silent_about_goes_on_at_another(world: World, api: str, fault: str) -> None:

@@ -74,6 +74,15 @@ async def test_no_server_at_the_start_is_an_error_that_names_them(world: World) 
         await engine.start(world.old_file.parent, weights_version=FIRST_VERSION)
 
 
+async def test_streams_that_just_end_when_it_is_tried_out_are_called_that(world: World) -> None:
+    """A proxy that cuts them is no server that ends requests."""
+    (served,) = await world.serve()
+    served.faults = ["eof"] * 1000
+
+    with pytest.raises(EngineError, match="its stream ended before the answer did"):
+        await world.started(start_seconds=0.5)
+
+
 async def test_a_server_that_comes_late_joins_with_the_weights_of_the_others(world: World) -> None:
     """The engine begins with the one that is there."""
     here, late = await world.serve("sglang", 2)
