@@ -4,8 +4,9 @@
     bare   the same requests in a process that holds the same engine and nothing else; vllm: ``AsyncLLM`` itself
 
 Both are there all the time and take turns, so many requests in flight, each as long as its budget. Tokens a second are over a
-whole series. The first token of a streamed request is added to by the time from publishing it until the engine was asked, and
-from the engine's first token until it was here; moments are of one clock that all processes of a machine share.
+whole series. What is added to the first token of a streamed request is ours, from publishing it until that token is here,
+minus the bare engine's in the same round. Apart from that: the time around our engine, from publishing until it was asked, and
+from its first token until that was here; moments are of one clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ from seamlessflow.machine import interpreter_of
 from seamlessflow.models import make_tiny, resolve_model
 from seamlessflow.settings import Settings
 
+KEYS = (
+    "added_first_token_p50_ms: ours minus the bare engine's, all that we add. around_engine_first_token_p50_ms: only what lies "
+    "before and after our engine (before_engine_..., after_engine_...: its parts). ..._alone: one request at a time. "
+    "tokens_per_s_share_of_bare: of series that nobody reads along."
+)
+"""The end of ``--help``."""
 LOWEST_ID, HIGHEST_ID = 8, 60
 NODE = "node-0"
 CREDIT = 1024
@@ -43,6 +50,7 @@ BARE_READY_SECONDS = 300.0
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
+    parser.epilog = KEYS
     parser.add_argument("--engine", default="transformers", help="transformers, continuous_batching or vllm")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or folder, as in a run file")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))

@@ -109,7 +109,7 @@ def _figures(rates: Mapping[str, Rate]) -> dict[str, Figure]:
         figures[f"delta_bytes_share_{name}"] = Figure("of full", "lower", rate.shares, PUBLISHED, rate.published_shares, goal)
         figures[f"changed_values_share_{name}"] = Figure("of all", "lower", rate.changed_shares, "every value", [1.0])
         figures[f"delta_bytes_per_changed_value_{name}"] = Figure(
-            "bytes", "lower", rate.bytes_each, PUBLISHED, [PUBLISHED_BYTES]
+            "bytes", "lower", rate.bytes_each, PUBLISHED, [PUBLISHED_BYTES], PUBLISHED_BYTES
         )
     for name, rate in reversed(tuple(rates.items())):
         suffix = "" if name == "lr1e-5" else f"_{name}"

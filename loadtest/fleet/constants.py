@@ -1,7 +1,7 @@
-"""All constants of the cost model and the workloads, each with where it comes from.
+"""All constants of the cost model, the workloads and the scales of timed runs, each with where it comes from.
 
 Three kinds: *published* (with the place), *measured* (by us, with the machine), *chosen* (nobody published it; why this value).
-No other file of this package holds a number that describes hardware, a model or a workload.
+No other file of this package holds a number that describes hardware, a model, a workload or a scale.
 """
 
 from __future__ import annotations
@@ -104,14 +104,16 @@ NETWORK_BYTES = 50e9
 
 LOAD_PAUSE_SECONDS = 0.5
 """Sampling stands still for new weights that are on the machine already, besides the copy. Measured: 0.47 s for
-reload_weights of vLLM on our two-core machine (facts.md); fetching goes on beside sampling."""
+``collective_rpc("reload_weights", kwargs={"weights_path": FOLDER})`` of vLLM 0.32 with eight frozen requests (SmolLM2-135M in
+bfloat16, two shared cores with AMX, 24 GB, no GPU); fetching goes on beside sampling."""
 
 STEP_SECONDS = 2.0
 """Of each optimiser step besides tokens: assembling, clipping, Adam. Chosen: a few hundred ms of Adam, a second of packing."""
 
 CONTROL_SECONDS = 0.05
-"""From a cause to what a service does about it: two hops and a decision. Measured: 1.4 ms for a durable two-hop call on two
-cores (facts.md); chosen: 50 ms, for a scheduler that decides within that time at 1,000 nodes."""
+"""From a cause to what a service does about it: two hops and a decision. Measured: 1.4 ms for a call of 4 KiB through journal
+and queues and back (nats-server 2.15, two shared cores, loopback; ``./task load:bus`` measures such calls); chosen: 50 ms, for
+a scheduler that decides within that time at 1,000 nodes."""
 
 SLOTS = 256
 """Sequences side by side that an engine has room for, and ``fleet.slots`` of a run: vLLM's default ``max_num_seqs``. Where
@@ -180,6 +182,49 @@ MAX_STALENESS = 8
 
 RATIOS = (1 / 1, 1 / 1.7, 1 / 2.5, 1 / 4, 1 / 7)
 """Training over rollout work, the grid of our goal."""
+
+# Scales of timed runs: what makes a fleet small enough for two cores and leaves its physics as it is.
+
+TIME_SCALE = 30.0
+"""Modelled seconds in a real one. Chosen: a cell of eight nodes takes minutes, and the waits below that are not scaled stay
+small beside a step."""
+
+AGENTIC_TIME_SCALE = 1 / 3
+"""Of that of single turns. Chosen: a turn is a real second then, and what our services take for each is a small part of it."""
+
+CARRIED_NODES = 24
+"""Nodes that two cores carry at the given time scale; with more of them time goes slower. Chosen: three times the eight
+of the grid; ``harness CPU`` of a cell says whether that holds."""
+
+EPISODE_SCALE, MOST_EPISODE_SCALE = 16, 32
+"""Equal episodes of the fleet that one timed episode stands for, and the most. Chosen: a device has 16 slots instead of 256, so
+that two cores carry eight of them; with more than 32 it no longer has room for the longest sequences."""
+
+TOKEN_SCALE = 32
+"""Modelled tokens for each token of the data plane. Chosen: the longest answer is 1,024 of them then."""
+
+OVERHEAD_TOKENS = 8
+"""Of the tiny model's template, for each message with the opening of an answer behind it. Chosen: taken from what a turn
+brings, so that contexts are about as long as they should be."""
+
+IN_PLAY = 2
+"""Episodes side by side for each slot of the fleet, where nothing else limits them. Chosen: more would only wait."""
+
+CHURN_SECONDS = 60.0
+"""Real ones between two deaths of a node where nodes come and go, each followed by one that joins. Named by our goal: each
+minute. A simulated cell has as many modelled ones as a timed one of its kind: 1,800, of agents 600. With one of eight nodes
+dying each 60 modelled seconds a gang seldom lives as long as a step (agents, 1:2.5: no step in 20,000 s, simulated)."""
+
+# Waits of the services, in simulated runs: what a dead node leaves behind.
+
+REDELIVERY_SECONDS = 10.0
+"""After which the queue gives what a dead worker had to another: ``seamlessflow.bus.base:ACK_WAIT_SECONDS``."""
+
+GONE_SECONDS = 10.0
+"""A node that is gone keeps its roles for so long: the scheduler's own setting ``gone_seconds``."""
+
+UNSAID_SECONDS = 1.0
+"""A worker says its segments at least this often; what it sampled since is lost with it. Chosen."""
 
 # Waits of the services, in timed runs: where one real second stands for many modelled ones, a wait that is not scaled lasts as
 # many times longer as time is scaled (30 times, 10 times where agents play).

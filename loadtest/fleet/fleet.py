@@ -1,6 +1,7 @@
 """Large fleets: what a scheduling decision costs at 1,000 nodes, how busy they are, and whether the simulator can be believed.
 
-    load:fleet                the figures
+    load:fleet                                  the figures
+    load:fleet -- --only busy --nodes 100       of another size; of some parts alone
     load:fleet -- --grid      also every mode x ratio of training to rollout x workload, at 8, 64 and 1,000 nodes (hours)
 
 Virtual time, the scheduler's own pure code. ``simulator_error`` compares with runs of real services in scaled time.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -21,10 +22,9 @@ from seamlessflow.contracts import Service
 from seamlessflow.settings import Settings
 from seamlessflow.telemetry import configure_logging
 
-from .baselines import modes
 from .constants import RATIOS
-from .cost import cost_of
 from .estimate import real_seconds, words_of_time
+from .fleet_busy import GROUPS_PER_NODE, RATIO, STEPS, busy_figures, scene_of
 from .fleet_decision import LOOKS_A_STEP, Decisions, measured
 from .fleet_grid import Choice, print_grid
 from .options import (
@@ -41,20 +41,19 @@ from .options import (
     wholes,
     words,
 )
-from .simulator import Scene, simulate
 from .simulator_account import Outcome
 from .timed_cell import Cell
 from .timed_figures import Figures, figures_of, nodes_given_up
 from .timed_modes import WAYS, simulated
 from .timed_run import play
-from .workloads import REASONING, with_ratio
 
-RATIO = 1 / 2.5
 DECISION_STEPS = 4
 LARGE = 1000
-LARGE_GROUPS_PER_NODE = 8
-"""Of a step at 1,000 nodes: 128 episodes for each node, as Skywork-OR1 (see GROUPS_PER_NODE), so a million in one run."""
-_CHECK = Cell("check", "", nodes=8, ratio=RATIO, steps=16, episode_scale=16, time_scale=30.0)
+LEAST_NODES = 4
+EPISODES_PER_NODE = 100
+"""In flight, where decisions are timed."""
+PARTS = ("decisions", "busy", "timed")
+_CHECK = Cell("check", "", nodes=8, ratio=RATIO, steps=16)
 TIMED: Mapping[str, Cell] = {
     name: replace(_CHECK, mode=f"check-{name}", policy=name, train_nodes=train_nodes)
     for name, train_nodes in (("disaggregated", 3), ("multiplexed", 3), ("auto", 8))
@@ -65,6 +64,7 @@ ERROR_GOAL = 0.05
 OTHER_SECONDS = 1080.0
 """Real ones of what is not played: decisions and a thousand nodes."""
 PROMISED = ("decision_p99_ms_1000_nodes", "decision_memory_mb_1000_nodes", "simulator_error", "busy_share_1000_nodes")
+LARGE_OPTIONS = ("nodes", "groups_per_node", "busy_steps", "only")
 GRID_OPTIONS = ("sizes", "steps", "workloads", "kinds", "ratios", "modes")
 HELP = f"""\
 What is printed, and written to FOLDER/fleet.json, each with its goal and whether that is met:
@@ -73,10 +73,15 @@ What is printed, and written to FOLDER/fleet.json, each with its goal and whethe
   decision_changing_p99_ms_...   of those decisions alone that said or changed something
   decision_gc_pause_ms_...       the longest pause of the interpreter's garbage collection among them
   decision_memory_mb_1000_nodes  of a process that holds nothing but the scheduler and that run
-  busy_share_1000_nodes          share of all nodes' time in which they sample or train: auto, simulated, after 5 of 10 steps
+  busy_share_1000_nodes          share of its time in which the least busy node samples or trains: auto, simulated, after 5 of
+                                 10 steps
+  busy_share_mean_1000_nodes     the same of all nodes
+  handover_share_1000_nodes      of all nodes' time; lost_or_repeated_tokens_1000_nodes: over that whole run
   simulator_error                tokens a second simulated against timed (real services, real JetStream, devices that take the
                                  time a device would take), as a share: the worst of the modes that are played
   simulator_error_MODE           the same of one mode: {", ".join(TIMED)}
+
+Keys have the number of nodes of --nodes; goals of decisions are named for 1,000.
 
 How long: decisions 3 min, 1,000 nodes 15 min (virtual time, one process), each timed run {{timed}}: {{all}} in all.
 
@@ -90,6 +95,8 @@ to ten minutes, of 1,000 nodes a quarter of an hour and more. All of 8 nodes: 5 
 Examples:
   ./task load:fleet                                                     the figures
   ./task load:fleet -- --no-timed                                       without the timed runs (simulator_error)
+  ./task load:fleet -- --only busy --nodes 100                          one part, of another size: a minute
+  ./task load:fleet -- --only busy --nodes 10000 --groups-per-node 1 --busy-steps 4    10,000 nodes; several GB
   ./task load:fleet -- --grid --sizes 8 --ratios 2.5 --kinds stationary      a table of fourteen cells
   ./task load:fleet -- --grid --sizes 64 --modes auto,partial-rollout --workloads agentic
 """
@@ -108,13 +115,19 @@ def compare(simulated_run: Outcome, timed_run: Figures, episode_scale: int = 1) 
 def main(argv: list[str] | None = None) -> None:
     options = _options(argv)
     configure_logging(Settings(log_level="warning", instance="fleet"), Service.USER)
-    figures = _decision_figures(options) | _busy_figures(options)
-    if not options.no_timed:
-        figures |= _error_figures(options)
+    played: Mapping[str, Callable[[argparse.Namespace], dict[str, Figure]]] = {
+        "decisions": _decision_figures,
+        "busy": _busy_figures,
+        "timed": _error_figures,
+    }
+    figures: dict[str, Figure] = {}
+    for part in options.only:
+        if not (part == "timed" and options.no_timed):
+            figures |= played[part](options)
     publish("fleet", figures, options.results)
     for key in PROMISED:
         if key not in figures:
-            print(f"not measured: {key} (--no-timed)")
+            print(f"not measured: {key} (--no-timed, --only or --nodes)")
     if options.grid:
         print_grid(options.sizes, options.steps, options.results, _choice(options))
 
@@ -125,6 +138,20 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = taught(__doc__, told)
     parser.add_argument("--no-timed", action="store_true", help="no runs of real services to compare the simulator with")
     parser.add_argument("--grid", action="store_true", help="also a table of modes, ratios and workloads; the options below")
+    large = parser.add_argument_group("the large fleet")
+    large.add_argument("--nodes", type=whole(LEAST_NODES), default=LARGE, metavar="N", help=f"of it ({LARGE})")
+    large.add_argument(
+        "--groups-per-node",
+        type=whole(1),
+        default=GROUPS_PER_NODE,
+        metavar="N",
+        help=f"of each step, where it is asked how busy it is ({GROUPS_PER_NODE}: a million episodes at {LARGE} nodes; with "
+        "fewer, steps are so short that nodes idle)",
+    )
+    large.add_argument(
+        "--busy-steps", type=whole(2), default=STEPS, metavar="N", help=f"the same; half of them are not counted ({STEPS})"
+    )
+    _add_list(large, "--only", PARTS)
     grid = parser.add_argument_group("cells of the grid (with --grid alone)")
     grid.add_argument("--sizes", type=wholes(2), default=[8, 64, 1000], metavar="NODES,...", help="fleets (8,64,1000)")
     grid.add_argument(
@@ -142,7 +169,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_list(grid, "--modes", tuple(WAYS))
     options = parser.parse_args(argv)
     refuse_unless(parser, options, "grid", GRID_OPTIONS)
-    refuse_with(parser, options, "quick", ("grid",))
+    refuse_with(parser, options, "quick", ("grid", *LARGE_OPTIONS))
     prepare(parser, options.results)
     return options
 
@@ -164,22 +191,28 @@ def _choice(options: argparse.Namespace) -> Choice:
 
 def _decision_figures(options: argparse.Namespace) -> dict[str, Figure]:
     steps, looks = (1, 30) if options.quick else (DECISION_STEPS, LOOKS_A_STEP)
-    nodes, episodes = (30, 3_000) if options.quick else (LARGE, 100_000)
+    name, nodes = options.nodes, 30 if options.quick else options.nodes
+    episodes, goal = EPISODES_PER_NODE * nodes, 50.0 if name == LARGE else None
     large, small = measured(nodes, episodes, steps, looks), measured(nodes // 10, episodes // 10, steps, looks)
     unsettled = measured(nodes, episodes, 1, looks, settles=False)
     _say(large)
     words = f"{small.nodes} nodes, {small.episodes} episodes; the longest {large.longest:.0f} ms"
     changing = f"the same there; {len(large.changing)} and {len(small.changing)} decisions"
     return {
-        "decision_p99_ms_1000_nodes": Figure("ms", "lower", [large.p99], words, [small.p99], 50.0),
-        "decision_changing_p99_ms_1000_nodes": Figure(
-            "ms", "lower", [large.changing_p99], changing, [small.changing_p99], 50.0
+        f"decision_p99_ms_{name}_nodes": Figure("ms", "lower", [large.p99], words, [small.p99], goal),
+        f"decision_changing_p99_ms_{name}_nodes": Figure(
+            "ms", "lower", [large.changing_p99], changing, [small.changing_p99], goal
         ),
-        "decision_gc_pause_ms_1000_nodes": Figure(
-            "ms", "lower", [large.longest_pause], "where nothing is settled", [unsettled.longest_pause], 50.0
+        f"decision_gc_pause_ms_{name}_nodes": Figure(
+            "ms", "lower", [large.longest_pause], "where nothing is settled", [unsettled.longest_pause], goal
         ),
-        "decision_memory_mb_1000_nodes": Figure(
-            "MB", "lower", [large.megabytes], "the process before it has a run", [large.megabytes_before], 500.0
+        f"decision_memory_mb_{name}_nodes": Figure(
+            "MB",
+            "lower",
+            [large.megabytes],
+            "the process before it has a run",
+            [large.megabytes_before],
+            500.0 if name == LARGE else None,
         ),
     }
 
@@ -195,31 +228,15 @@ def _say(found: Decisions) -> None:
 
 
 def _busy_figures(options: argparse.Namespace) -> dict[str, Figure]:
-    nodes, steps, warmup = (12, 6, 3) if options.quick else (LARGE, 10, 5)
-    groups = nodes * (2 if options.quick else LARGE_GROUPS_PER_NODE)
-    cost = with_ratio(cost_of(), REASONING, RATIO, groups)
-    scene = Scene(nodes, REASONING, cost, modes(nodes, 1)["auto"], groups, steps, warmup)
-    outcome = simulate(scene)
-    print(f"auto at {nodes} nodes, 1:{1 / RATIO:g}: {words_of(outcome)}")
-    fewer = nodes // 10
-    cost = with_ratio(cost_of(), REASONING, RATIO, groups // 10)
-    small = (
-        simulate(Scene(fewer, REASONING, cost, modes(fewer, 1)["auto"], groups // 10, steps, warmup)) if fewer > 1 else outcome
+    if options.quick:
+        scene = scene_of(12, 2, steps=6, warmup_steps=3)
+        return busy_figures(options.nodes, scene, scene)
+    smaller = max(LEAST_NODES, options.nodes // 10)
+    large, small = (
+        scene_of(nodes, options.groups_per_node, options.busy_steps, options.busy_steps // 2)
+        for nodes in (options.nodes, smaller)
     )
-    return {
-        "busy_share_1000_nodes": Figure(
-            "", "higher", [outcome.busy_share], f"the same at {fewer} nodes", [small.busy_share], 0.97
-        )
-    }
-
-
-def words_of(outcome: Outcome) -> str:
-    """An outcome in one line."""
-    return (
-        f"{outcome.throughput:,.0f} tokens/s, {outcome.over_bound:.3f} of the bound, busy {outcome.busy_share:.1%}, hand-over "
-        f"{outcome.handover_share:.2%}, masked {outcome.masked_tokens / (outcome.trained_tokens + outcome.masked_tokens):.2%}, "
-        f"lost or repeated {outcome.lost_or_repeated_tokens}, prefilled again {outcome.reprefilled_tokens:,}"
-    )
+    return busy_figures(options.nodes, large, small)
 
 
 def _error_figures(options: argparse.Namespace) -> dict[str, Figure]:

@@ -25,13 +25,11 @@ from seamlessflow.contracts import Service
 from seamlessflow.settings import Settings
 from seamlessflow.telemetry import configure_logging
 
-from .constants import RATIOS
+from .constants import CARRIED_NODES, CHURN_SECONDS, EPISODE_SCALE, MOST_EPISODE_SCALE, RATIOS, TIME_SCALE
 from .multiplex_help import help_text
 from .multiplex_plan import (
     AGENTIC_STEPS,
-    CARRIED_NODES,
     CHURN_RATIO,
-    CHURN_SECONDS,
     FEW_AGENTIC_STEPS,
     FEW_STEPS,
     KEY_MODES,
@@ -67,8 +65,6 @@ from .virtual_cell import end_all, played_apart
 
 LEAST_LIMIT_SECONDS, LIMIT_TIMES = 3600.0, 4
 """Real seconds after which a timed cell is given up: an hour, or so many times what it should take."""
-MOST_EPISODE_SCALE = 32
-"""With more a device no longer has room for the longest sequences."""
 CELL_OPTIONS = (
     "nodes",
     "steps",
@@ -124,8 +120,7 @@ def _play_timed(plan: Plan, options: argparse.Namespace, take: Take) -> None:
     """One after the other, and nothing beside them: they share this machine with nobody."""
     for place, planned in enumerate(plan.timed, start=1):
         cell = planned.base if options.quick else cell_of(planned.way, planned.base)
-        churned = "" if planned.churn_seconds is None else f", a node dies each {planned.churn_seconds:g} s"
-        name = f"[{place}/{len(plan.timed)} timed] {cell.run} (gang {cell.train_nodes} of {cell.nodes}{churned})"
+        name = f"[{place}/{len(plan.timed)} timed] {cell.run} (gang {cell.train_nodes} of {cell.nodes}{_churn_words(planned)})"
         take(name, lambda planned=planned, cell=cell, name=name: _play(planned, cell, options, name))  # type: ignore[misc]
 
 
@@ -136,11 +131,15 @@ def _simulate(plan: Plan, options: argparse.Namespace, take: Take) -> None:
         try:
             for place, job in enumerate(as_completed(jobs), start=1):
                 planned = jobs[job]
-                name = f"[{place}/{len(jobs)} simulated] {replace(planned.base, mode=planned.way).run}"
+                name = f"[{place}/{len(jobs)} simulated] {replace(planned.base, mode=planned.way).run}{_churn_words(planned)}"
                 take(name, job.result)
         except BaseException:  # Ctrl-C: else the pool would play all that are left before it lets go
             end_all()
             raise
+
+
+def _churn_words(planned: Planned) -> str:
+    return "" if planned.churn_seconds is None else f", a node dies each {planned.churn_seconds:g} s"
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -185,16 +184,17 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--time-scale",
         type=number(0, above=True),
-        default=30.0,
+        default=TIME_SCALE,
         metavar="N",
-        help=f"modelled seconds in a real one (30); agentic a third of it, and slower with more than {CARRIED_NODES} nodes",
+        help=f"modelled seconds in a real one ({TIME_SCALE:g}); agentic a third of it, and slower with more than "
+        f"{CARRIED_NODES} nodes",
     )
     parser.add_argument(
         "--episode-scale",
         type=whole(1, MOST_EPISODE_SCALE),
-        default=16,
+        default=EPISODE_SCALE,
         metavar="N",
-        help=f"episodes of the fleet that one timed episode stands for (16; most {MOST_EPISODE_SCALE})",
+        help=f"episodes of the fleet that one timed episode stands for ({EPISODE_SCALE}; most {MOST_EPISODE_SCALE})",
     )
     parser.add_argument(
         "--churn",
@@ -232,13 +232,14 @@ def _play(planned: Planned, cell: Cell, options: argparse.Namespace, name: str) 
 
 
 def _play_virtual(planned: Planned, options: argparse.Namespace) -> Result:
-    cell, figures = played_apart(planned.way, planned.base, warmup_of(planned.base, options))
-    return Result(planned.way, cell, figures, 0.0, 0.0, [], is_virtual=True)
+    churn = planned.churn_seconds
+    cell, figures = played_apart(planned.way, planned.base, warmup_of(planned.base, options), churn)
+    return Result(planned.way, cell, figures, 0.0, 0.0, [], churned=churn is not None, is_virtual=True)
 
 
 def warmup_of(cell: Cell, options: argparse.Namespace) -> int:
-    """Steps that are not counted."""
-    return 1 if cell.shifts or options.quick else WARMUP_STEPS
+    """Steps that are not counted. One, where a cell with churn has as few as those of a workload that shifts may have."""
+    return 1 if cell.shifts or options.quick or cell.steps < WARMUP_STEPS + 2 else WARMUP_STEPS
 
 
 def _predicted(cell: Cell, warmup: int) -> float:

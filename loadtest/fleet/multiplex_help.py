@@ -8,7 +8,7 @@ from dataclasses import replace
 from .estimate import real_seconds, words_of_time
 from .multiplex_plan import KEY_MODES, TIMED_RATIO, Plan, plan_of, timed_base
 from .options import MODES_HELP
-from .timed_modes import AUTO, WAYS
+from .timed_modes import AUTO, SPLIT, WAYS
 
 HELP = f"""\
 A cell is one whole run: a fleet x a workload x a kind x a ratio of rollout to training work x a mode.
@@ -22,8 +22,9 @@ A cell is one whole run: a fleet x a workload x a kind x a ratio of rollout to t
 {MODES_HELP}
 
 Without options all cells of the grid are simulated, and a few of them timed: at 1:{TIMED_RATIO:g} {", ".join(KEY_MODES)} of
-single turns, {AUTO} of agents, {AUTO} once more while a node dies and another joins each minute. So every key is printed, and
-with each simulated one how far the simulator was off in the timed cells of this very run.
+single turns, {AUTO} of agents, {AUTO} once more (single turn) while a node dies and another joins each minute. Simulated,
+{AUTO} is played with nodes that die and join once for single turns and once for agents. So every key is printed, and with each
+simulated one how far the simulator was off in the timed cells of this very run.
 
 What is printed: for each cell a line (timed or simulated, tokens a second, share of the bound of the cost model, busy and
 hand-over shares, what moved, staleness, what was lost; of a timed one how much of this machine it took, of a simulated one what
@@ -31,11 +32,13 @@ is missing from the bound, by cause), tables of all cells, cells that failed, th
 "how".
 FOLDER/multiplex.json and FOLDER/multiplex_cells.json have the same; the latter grows with every cell.
   throughput_vs_sync_colocated          auto over sync-colocated, stationary: mean of the ratios
-  throughput_vs_best_split_stationary   auto over partial-rollout with its best split: mean of the ratios
+  throughput_vs_best_split_stationary   auto over partial-rollout with its best split: mean of the ratios; its goal is 1.05, and
+                                        1.0 from 64 nodes on
   throughput_vs_best_split_shifting     auto over the split that was best at the start
   busy_share                            of the node that was least busy, in the cell where that is least
   handover_share, throughput_vs_bound   of the cell where it is worst
-  lost_or_repeated_tokens               over every cell, timed ones among them, one with nodes that die and join
+  lost_or_repeated_tokens               over every cell, timed or simulated; nodes die and join in a timed and a simulated one
+                                        of single turns, and in a simulated one of agents
   ..._agentic                           each of them where agents play
   ..._timed                             the same of the timed cells alone, where KEY itself is simulated
   simulator_error                       the simulator against the timed cells: where it was furthest off
@@ -51,6 +54,7 @@ Examples:
   ./task load:multiplex                                                 every key
   ./task load:multiplex -- --workloads single                           every key of single turns
   ./task load:multiplex -- --no-timed --modes {",".join(WAYS)}
+  ./task load:multiplex -- --no-timed --nodes 64 --modes {AUTO},{SPLIT} --workloads single --kinds stationary --ratios 2.5
   ./task load:multiplex -- --timed-all --ratios 2.5 --workloads single --kinds stationary     timed, a cell for each mode
   ./task load:multiplex -- --timed-all --nodes 64 --modes auto --ratios 2.5 --workloads single --kinds stationary --steps 8
   ./task load:multiplex -- --timed-all --modes auto --ratios 2.5 --workloads single --churn 30    a node dies every 30 seconds

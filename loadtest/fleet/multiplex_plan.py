@@ -13,17 +13,13 @@ from dataclasses import dataclass, replace
 
 from seamlessflow.run_training_sections import MAX_BUCKETS
 
-from .constants import BUCKETS_PER_NODE
+from .constants import AGENTIC_TIME_SCALE, BUCKETS_PER_NODE, CARRIED_NODES, CHURN_SECONDS, TIME_SCALE
 from .estimate import real_seconds, virtual_seconds, words_of_time
 from .timed_cell import Cell
 from .timed_modes import AUTO, SPLIT, SYNC
 
 QUICK = Cell("quick", "multiplexed", nodes=2, steps=3, groups_per_node=1, episode_scale=1, time_scale=400.0)
 """What ``--quick`` plays, and simulates: two nodes, three steps of two groups."""
-AGENTIC_TIME_SCALE = 1 / 3
-"""Of that of single turns: a turn is a second then, and what our services take for each is a small part of it."""
-CARRIED_NODES = 24
-"""Nodes that two cores carry at the given time scale; with more of them time goes slower."""
 STEPS, AGENTIC_STEPS = 16, 10
 """Of each timed cell, where none is asked for. Steps of agents take ten times as long to play."""
 FEW_STEPS, FEW_AGENTIC_STEPS = 9, 7
@@ -32,8 +28,8 @@ VIRTUAL_STEPS, VIRTUAL_SHIFTING_STEPS = 12, 24
 """Of each simulated cell. Of one that shifts the whole run counts, also what was rolled out ahead of its last step: a third of
 ten steps."""
 VIRTUAL_EPISODE_SCALE = 1
-CHURN_RATIO, CHURN_SECONDS = 2.5, 60.0
-"""The cell in which a node dies and another joins each minute, where all others are played without."""
+CHURN_RATIO = 2.5
+"""Of the cells in which a node dies and another joins each minute, where all others are played without."""
 TIMED_RATIO = 2.5
 """Of the few cells that are timed, rollout over training work; where that is not asked for it is the middle one."""
 KEY_MODES = (AUTO, SPLIT, SYNC)
@@ -47,6 +43,7 @@ class Planned:
     way: str
     base: Cell
     churn_seconds: float | None = None
+    """Between two deaths of a node: real ones of a timed cell, virtual ones of a simulated one. None: nobody dies."""
     is_virtual: bool = False
 
     @property
@@ -117,23 +114,32 @@ def _few_timed(options: argparse.Namespace) -> Iterator[Planned]:
 
 
 def _virtual(options: argparse.Namespace) -> Iterator[Planned]:
-    buckets = min(BUCKETS_PER_NODE * options.nodes, MAX_BUCKETS)
+    """Each mode of each cell; and of each workload, single turn and agentic, one of auto with nodes that die and join."""
     for workload in options.workloads:
+        agentic = workload == "agentic"
         for kind in options.kinds:
             for ratio in options.ratios:
-                shifts = kind == "shifting"
-                base = Cell(
-                    "base",
-                    "multiplexed",
-                    nodes=options.nodes,
-                    ratio=1 / ratio,
-                    agentic=workload == "agentic",
-                    shifts=shifts,
-                    steps=options.steps or (VIRTUAL_SHIFTING_STEPS if shifts else VIRTUAL_STEPS),
-                    episode_scale=VIRTUAL_EPISODE_SCALE,
-                    buckets=buckets,
-                )
+                base = virtual_base(options, 1 / ratio, agentic=agentic, shifts=kind == "shifting")
                 yield from (Planned(way, base, is_virtual=True) for way in options.modes)
+        if AUTO in options.modes:
+            base = virtual_base(options, 1 / CHURN_RATIO, agentic=agentic, shifts=False)
+            pace = CHURN_SECONDS * TIME_SCALE * (AGENTIC_TIME_SCALE if agentic else 1.0)
+            yield Planned(AUTO, base, pace, is_virtual=True)
+
+
+def virtual_base(options: argparse.Namespace, ratio: float, *, agentic: bool, shifts: bool) -> Cell:
+    """Fleet and workload of a simulated cell."""
+    return Cell(
+        "base",
+        "multiplexed",
+        nodes=options.nodes,
+        ratio=ratio,
+        agentic=agentic,
+        shifts=shifts,
+        steps=options.steps or (VIRTUAL_SHIFTING_STEPS if shifts else VIRTUAL_STEPS),
+        episode_scale=VIRTUAL_EPISODE_SCALE,
+        buckets=min(BUCKETS_PER_NODE * options.nodes, MAX_BUCKETS),
+    )
 
 
 def timed_base(options: argparse.Namespace, ratio: float, *, agentic: bool, shifts: bool) -> Cell:

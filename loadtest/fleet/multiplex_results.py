@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from .cell_figures import CellFigures
 from .timed_cell import Cell
-from .timed_figures import Figures
 from .virtual_cell import VirtualFigures
 
 TIMED, SIMULATED = "timed", "simulated"
@@ -22,7 +22,7 @@ class Result:
 
     way: str
     cell: Cell
-    figures: Figures | VirtualFigures
+    figures: CellFigures
     harness_share: float
     """CPU time of all processes but the server, over the wall time of all cores."""
     worst_lag_seconds: float
@@ -94,7 +94,8 @@ def print_summary(console: Console, results: Sequence[Result], wrong: Sequence[s
             console.print(f"{way:16}" + "".join(f"{each:>18}" for each in cells))
     for each in results:
         if each.churned:
-            console.print(f"\nwith nodes that die and join: {each.way}: {words_of(each)}")
+            kind = "agentic" if each.cell.agentic else "single turn"
+            console.print(f"\nwith nodes that die and join: {each.way}, {kind}, {each.how}: {words_of(each)}")
     for failure in wrong:
         console.print(f"FAILED {failure}")
 

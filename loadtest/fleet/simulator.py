@@ -181,7 +181,8 @@ class Simulation:
 
     def _tick(self) -> None:
         if self.clock.now - self._stepped_at > STUCK_SECONDS:
-            raise RuntimeError(f"no step since {self._stepped_at:.0f} s: {self.depths()}, leases {self.scheduler.leases}")
+            held = {name: each.lease for name, each in self.scheduler.leases.items() if each.lease.run is not None}
+            raise RuntimeError(f"no step since {self._stepped_at:.0f} s: {self.depths()}, leases {held}")
         self._look()
         self.clock.after(self.scene.tick_seconds, self._tick)
 

@@ -130,6 +130,11 @@ class Outcome:
         return self.mean(Doing.ROLLOUT) + self.mean(Doing.TRAIN)
 
     @property
+    def least_busy_share(self) -> float:
+        """The same of the node that was least busy, while it was there."""
+        return min(each.get(Doing.ROLLOUT, 0.0) + each.get(Doing.TRAIN, 0.0) for each in self.share.values())
+
+    @property
     def handover_share(self) -> float:
         return self.mean(Doing.HANDOVER)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from seamlessflow.contracts import Lease, Role, RoleReleased, RoleTaken, Service
 
-from .constants import CONTROL_SECONDS
+from .constants import CONTROL_SECONDS, REDELIVERY_SECONDS
 from .cost import Cost
 from .simulator_account import Account, Doing
 from .simulator_clock import Clock
@@ -23,8 +23,6 @@ from .simulator_episodes import Episode
 from .simulator_sampler import Home, Sampler
 
 WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
-REDELIVERY_SECONDS = 10.0
-"""After which the queue gives what a dead worker had to another: ``ack_wait``."""
 
 
 class Surroundings(Home, Protocol):

@@ -12,16 +12,13 @@ from typing import Protocol
 
 from services.rollout_worker.contexts import Contexts
 
-from .constants import LONGEST_CONTEXT
+from .constants import LONGEST_CONTEXT, UNSAID_SECONDS
 from .cost import Cost
 from .engine_model import Engine
 from .simulator_account import Account
 from .simulator_clock import Clock
 from .simulator_episodes import Episode
 from .simulator_losses import Effort
-
-UNSAID_SECONDS = 1.0
-"""A worker says its segments at least this often; what it sampled since is lost with it."""
 
 
 class Home(Protocol):

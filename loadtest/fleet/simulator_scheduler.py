@@ -19,9 +19,9 @@ from services.scheduler.policy import Assignment, Demand, Node
 from services.scheduler.progress import Progress, holding
 from services.scheduler.rhythm import decide
 
+from .constants import GONE_SECONDS
+
 ENV = "load"
-GONE_SECONDS = 10.0
-"""As the scheduler's own setting ``gone_seconds``."""
 
 
 class VirtualScheduler:

@@ -17,10 +17,6 @@ from .timed_policies import timed_policy
 from .workloads import AGENTIC, REASONING, Workload, most_agents, shifting, with_ratio
 
 ENV = "work"
-OVERHEAD_TOKENS = 8
-"""Of the template, for each message with the opening of an answer behind it."""
-IN_PLAY = 2
-"""Episodes side by side for each slot of the fleet, where nothing else limits them: more would only wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +33,9 @@ class Cell:
     shifts: bool = False
     steps: int = 12
     groups_per_node: int = constants.GROUPS_PER_NODE
-    episode_scale: int = 8
-    time_scale: float = 20.0
-    token_scale: int = 32
+    episode_scale: int = constants.EPISODE_SCALE
+    time_scale: float = constants.TIME_SCALE
+    token_scale: int = constants.TOKEN_SCALE
     buckets: int = 1
     shards: int = 1
     seed: int = 0
@@ -61,7 +57,7 @@ class Cell:
         """Episodes of the timed run that are played side by side: as many as in the simulator."""
         fixed = {"colocated": self.nodes, "disaggregated": max(1, self.nodes - self.train_nodes)}
         most = most_agents(self.workload, self.cost, self.nodes, fixed.get(self.policy))
-        return IN_PLAY * self.nodes * self.cost.slots if most is None else most
+        return constants.IN_PLAY * self.nodes * self.cost.slots if most is None else most
 
     @property
     def tick_seconds(self) -> float:
@@ -105,7 +101,7 @@ class Cell:
             "seed": self.seed,
             "model": {"name": model, "dtype": "float32", "max_context_tokens": scale.data_tokens(self.cost.kv_tokens)},
             "agents": [{"env": ENV, "external": True, "reward": "reported"}],
-            "sampling": {"max_tokens": scale.data_tokens(workload.answers.longest) + OVERHEAD_TOKENS},
+            "sampling": {"max_tokens": scale.data_tokens(workload.answers.longest) + constants.OVERHEAD_TOKENS},
             "algorithm": {
                 "steps": self.steps,
                 "groups_per_step": self.groups_per_step,

@@ -27,6 +27,7 @@ from seamlessflow.contracts import (
 from seamlessflow.lanes import Kind, Lanes, LanesFold, shares_by_node, total
 from seamlessflow.ledger import Ledger
 
+from .cell_figures import CellFigures
 from .timed_cell import Cell
 from .timed_clock import length_in
 from .timed_work import done_in, work_seconds
@@ -36,37 +37,14 @@ WARMUP_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One cell."""
+class Figures(CellFigures):
+    """One cell. Throughput counts work as ``timed_work`` does, lost and repeated tokens as ``misplaced``; what was fed again
+    includes what a cache held."""
 
-    throughput: float
-    """Tokens a second, each counted as far as its work was done (``timed_work``)."""
-    over_bound: float
-    """The least that its work takes, over the time of all nodes that were there: 1 cannot be reached. Masked tokens do not
-    count."""
     trained_throughput: float
-    """Tokens that steps used, a second: over a long run it is the same."""
-    all_throughput: float
-    """The same over the whole run, from its first generation to its last step."""
-    busy: float
-    """Share of all nodes' time in which they sampled or trained."""
-    least_busy: float
-    """Of the node that was least so."""
-    handover: float
+    """Tokens that steps used, a second: over a long run it is the same as throughput."""
     shares: Mapping[str, float]
     """Of every kind of span."""
-    lost_or_repeated: int
-    """Tokens of the data plane that are not where they should be, exactly once. See ``misplaced``."""
-    reprefilled: float
-    """Tokens that were fed to an engine again because their generation moved, for each sampled token; cached ones included."""
-    moved: int
-    """Generations that were claimed again."""
-    staleness_mean: float
-    staleness_max: int
-    masked: float
-    """Share of the tokens in steps that were too old."""
-    step_seconds: float
-    steps: int
     wall_seconds: float
     """Real ones, of the window."""
     lanes: Lanes = field(repr=False)

@@ -32,7 +32,8 @@ from services.agent_runner.gateway.digests import digest
 from services.agent_runner.gateway.progress import Progress
 from services.agent_runner.gateway.waiting import Answers
 
-from .timed_cell import ENV, OVERHEAD_TOKENS, Cell
+from .constants import OVERHEAD_TOKENS
+from .timed_cell import ENV, Cell
 from .timed_clock import seed_with_length
 from .workloads import Turn
 

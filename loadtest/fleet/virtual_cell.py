@@ -20,31 +20,18 @@ from typing import Any, Self
 from seamlessflow.processes import die_with_parent
 
 from .baselines import HAS_SPLIT, best_split, modes
+from .cell_figures import CellFigures
 from .simulator import simulate
-from .simulator_account import Doing, Outcome
+from .simulator_account import Outcome
+from .simulator_churn import churn
 from .timed_cell import Cell
 from .timed_modes import SEARCH_STEPS, SEARCH_WARMUP, WAYS, scene_of
 
 
 @dataclass(frozen=True)
-class VirtualFigures:
-    """What ``timed_figures.Figures`` says of a played cell, as far as reports need it; tokens and seconds are modelled."""
+class VirtualFigures(CellFigures):
+    """One cell, and what only a simulator knows of it."""
 
-    throughput: float
-    all_throughput: float
-    over_bound: float
-    busy: float
-    least_busy: float
-    handover: float
-    lost_or_repeated: int
-    reprefilled: float
-    """Tokens that were prefilled again for each sampled token, over the whole run."""
-    moved: int
-    staleness_mean: float
-    staleness_max: int
-    masked: float
-    step_seconds: float
-    steps: int
     losses: Mapping[str, float]
     """Where the node-time went that is missing from the bound, as shares of all node-time."""
     split_throughputs: Mapping[str, float]
@@ -54,13 +41,12 @@ class VirtualFigures:
     def of(cls, outcome: Outcome, scale: int, warmup_steps: int, tried: Mapping[int, float]) -> Self:
         """scale: episodes that one of the simulated ones stands for."""
         tokens = sum(outcome.staleness.values())
-        busy = [share[Doing.ROLLOUT] + share[Doing.TRAIN] for share in outcome.share.values()]
         return cls(
             throughput=outcome.throughput * scale,
             all_throughput=outcome.all_throughput * scale,
             over_bound=outcome.over_bound,
             busy=outcome.busy_share,
-            least_busy=min(busy),
+            least_busy=outcome.least_busy_share,
             handover=outcome.handover_share,
             lost_or_repeated=outcome.lost_or_repeated_tokens * scale,
             reprefilled=outcome.reprefilled_tokens / max(1, outcome.all_tokens),
@@ -79,8 +65,11 @@ class VirtualFigures:
         return cls(**{each.name: document[each.name] for each in fields(cls)})
 
 
-def played(way: str, base: Cell, warmup_steps: int) -> tuple[Cell, VirtualFigures]:
-    """The cell of a way with its best split, and what it came to. Where the workload shifts it is the best one at its start."""
+def played(way: str, base: Cell, warmup_steps: int, churn_seconds: float | None = None) -> tuple[Cell, VirtualFigures]:
+    """The cell of a way with its best split, and what it came to. Where the workload shifts it is the best one at its start.
+
+    churn_seconds: virtual ones between two deaths of a node; a split is searched for without any.
+    """
     mode = modes(base.nodes, 1, base.max_staleness)[WAYS[way]]
     nodes = min(mode.train_nodes, base.nodes)
     cell = replace(base, mode=way, policy=mode.policy, max_staleness=mode.max_staleness, train_nodes=nodes)
@@ -94,7 +83,9 @@ def played(way: str, base: Cell, warmup_steps: int) -> tuple[Cell, VirtualFigure
         split, outcome, tried = best_split(at_start)
         cell = replace(cell, train_nodes=split)
         scene = replace(scene, mode=replace(mode, train_nodes=split))
-    if outcome is None or cell.shifts:
+    if churn_seconds is not None:
+        outcome = simulate(replace(scene, changes=churn(cell.nodes, churn_seconds, seed=cell.seed)))
+    elif outcome is None or cell.shifts:
         outcome = simulate(scene)
     return cell, VirtualFigures.of(outcome, cell.episode_scale, warmup_steps, tried)
 
@@ -105,9 +96,10 @@ _running: set[subprocess.Popen[str]] = set()
 HAS_A_SPLIT = frozenset(word for word, name in WAYS.items() if name in HAS_SPLIT)
 
 
-def played_apart(way: str, base: Cell, warmup_steps: int) -> tuple[Cell, VirtualFigures]:
+def played_apart(way: str, base: Cell, warmup_steps: int, churn_seconds: float | None = None) -> tuple[Cell, VirtualFigures]:
     """The same in a process of its own, so that several can be played side by side. Raises RuntimeError with what it said."""
-    asked = json.dumps({"way": way, "cell": base.to_json(), "warmup_steps": warmup_steps})
+    cell = {"way": way, "cell": base.to_json(), "warmup_steps": warmup_steps, "churn_seconds": churn_seconds}
+    asked = json.dumps(cell)
     command = [sys.executable, "-m", "loadtest.fleet.virtual_cell"]
     with _lock:
         if _ends.is_set():
@@ -142,7 +134,7 @@ def end_all() -> None:
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    cell, figures = played(asked["way"], Cell.from_json(asked["cell"]), asked["warmup_steps"])
+    cell, figures = played(asked["way"], Cell.from_json(asked["cell"]), asked["warmup_steps"], asked["churn_seconds"])
     print(json.dumps({"cell": cell.to_json(), "figures": asdict(figures)}))
 
 

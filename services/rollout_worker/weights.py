@@ -175,7 +175,9 @@ class WeightsFollower:
             except SeamlessFlowError as wrong:
                 log.warning("weights.head_unreadable", run=self._run, reason=str(wrong))
                 return
-            if head is None or head.weights_version <= self._newest_here or self._setbacks.is_resting(head.weights_version):
+            if head is None or not self._head.is_new(head, newest_here=self._newest_here):
+                return
+            if self._setbacks.is_resting(head.weights_version):
                 return
             try:
                 self._fetched = await within(self._deadlines[Step.FETCH], Step.FETCH, self._reader.fetch(head))

@@ -16,6 +16,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 TASKS = yaml.safe_load((ROOT / "Taskfile.yml").read_text())["tasks"]
 RELAY = "shared/seamlessflow/relay.py"
+MARK = "pytest.mark"
 PROMISED = [
     "setup", "check", "test", "test:all", "setup:vllm", "test:vllm", "schemas",
     "demo", "demo:tiny", "up", "down", "run:*", "load:*",
@@ -96,6 +97,17 @@ def test_ci_runs_what_the_readme_names():
     text = (ROOT / ".ci/run").read_text()
     assert "for verb in check test test:vllm" in text and './task "$verb"' in text
     assert os.access(ROOT / ".ci/run", os.X_OK) and os.access(ROOT / "task", os.X_OK)
+
+
+def test_what_needs_vllm_is_where_its_task_looks():
+    """Elsewhere it would be skipped for ever: no other environment can run it."""
+    command = " ".join(TASKS["test:vllm"]["cmds"][-1].split())
+    places = [ROOT / word for word in command.split() if word.startswith("tests/")]
+    marked = [file for file in (ROOT / "tests").rglob("test_*.py") if f"{MARK}.vllm" in file.read_text()]
+
+    assert len(marked) >= 4
+    for file in marked:
+        assert any(file.is_relative_to(place) for place in places), file
 
 
 def test_without_python_the_wrapper_says_what_is_needed(clone, tmp_path):

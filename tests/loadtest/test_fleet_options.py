@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("torch")
 
 from loadtest.fleet import fleet, multiplex
+from loadtest.fleet.constants import CHURN_SECONDS
 from loadtest.fleet.estimate import real_seconds, words_of_time
 from loadtest.fleet.multiplex import _options
-from loadtest.fleet.multiplex_plan import CHURN_SECONDS, KEY_MODES, Planned, plan_of
+from loadtest.fleet.multiplex_plan import KEY_MODES, Planned, plan_of
 from loadtest.fleet.multiplex_report import PROMISED
 from loadtest.fleet.timed_cell import Cell
 from loadtest.fleet.timed_modes import WAYS
@@ -109,7 +110,7 @@ def test_without_options_every_cell_that_keys_need_is_simulated_and_a_few_are_ti
     plan = plan_of(_options(["--results", str(tmp_path)]))
     ratios = (1.0, 1.7, 2.5, 4.0, 7.0)
 
-    assert {_place(each) for each in plan.virtual} == {
+    assert {_place(each) for each in plan.virtual if each.churn_seconds is None} == {
         (way, ratio, agentic, shifts)
         for way in KEY_MODES
         for ratio in ratios
@@ -119,6 +120,10 @@ def test_without_options_every_cell_that_keys_need_is_simulated_and_a_few_are_ti
     calm = [_place(each) for each in plan.timed if each.churn_seconds is None]
     assert sorted(calm) == sorted([*((way, 2.5, False, False) for way in KEY_MODES), ("auto", 2.5, True, False)])
     assert [_place(each) for each in plan.timed if each.churn_seconds] == [("auto", 2.5, False, False)]
+    assert [(*_place(each), each.churn_seconds) for each in plan.virtual if each.churn_seconds] == [
+        ("auto", 2.5, False, False, pytest.approx(1800.0)),
+        ("auto", 2.5, True, False, pytest.approx(600.0)),
+    ]
     timed = sum(each.seconds for each in plan.timed)
     assert timed + sum(each.seconds for each in plan.virtual) / 2 < 3300
 

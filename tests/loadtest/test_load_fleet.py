@@ -35,7 +35,12 @@ def test_the_benchmark_writes_what_is_promised(tmp_path: Path, capsys: pytest.Ca
         "decision_gc_pause_ms_1000_nodes",
         "decision_memory_mb_1000_nodes",
         "busy_share_1000_nodes",
+        "busy_share_mean_1000_nodes",
+        "handover_share_1000_nodes",
+        "lost_or_repeated_tokens_1000_nodes",
     }
+    lost = figures.pop("lost_or_repeated_tokens_1000_nodes")
+    assert (lost["value"], lost["goal"]) == (0, 0)
     assert all(figure["value"] > 0 and figure["goal"] > 0 for figure in figures.values())
     assert set(PROMISED) - set(figures) == {"simulator_error"}
     assert "not measured: simulator_error" in capsys.readouterr().out

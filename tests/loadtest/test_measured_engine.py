@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("torch")
 
+from loadtest import engine_figures
 from loadtest.cpu_seconds import cpu_seconds, is_known
 from loadtest.engine_figures import Turn
 from loadtest.measured_engine import MeasuredEngine
@@ -96,7 +97,19 @@ def test_what_lies_between_two_tokens_anyway_is_told_by_deliveries_and_not_by_th
 
 def test_what_a_worker_adds_to_a_first_token_is_both_sides_of_its_engine():
     """Request by request, so that the median is of sums and not a sum of medians."""
-    assert Turn(1.0, [], before=[1.0, 2.0], after=[10.0, 20.0]).added == [11.0, 22.0]
+    assert Turn(1.0, [], before=[1.0, 2.0], after=[10.0, 20.0]).around == [11.0, 22.0]
+
+
+def test_what_is_added_to_a_first_token_is_what_the_bare_engine_does_not_need():
+    """Our engine's own share is in it: a slow engine of ours must not look fast because little happens around it."""
+    ours = [Turn(1.0, [first], before=[0.001], after=[0.002]) for first in (0.110, 0.230)]
+    bare = [Turn(1.0, [first]) for first in (0.100, 0.200)]
+    figures = engine_figures.figures_of({kind: {"ours": ours, "bare": bare} for kind in engine_figures.KINDS})
+
+    assert figures["added_first_token_p50_ms"].runs == pytest.approx([10.0, 30.0])
+    assert figures["added_first_token_p50_ms"].met is False
+    assert figures["around_engine_first_token_p50_ms"].runs == pytest.approx([3.0, 3.0])
+    assert figures["added_first_token_p50_ms_alone"].met is None
 
 
 def test_processor_time_counts_a_process_and_what_it_started_but_not_what_is_left_out():

@@ -24,7 +24,7 @@ RATIOS = (1 / 1, 1 / 4)
 
 def result(way: str, tokens: float, **changed: object) -> Result:
     """A cell as if it had been played; what of its figures is named replaces what they would be."""
-    of_cell = {name: changed.pop(name) for name in list(changed) if name in ("ratio", "agentic", "shifts")}
+    of_cell = {name: changed.pop(name) for name in list(changed) if name in ("ratio", "agentic", "shifts", "nodes")}
     churned = bool(changed.pop("churned", False))
     figures = {
         "throughput": tokens,
@@ -94,6 +94,24 @@ def test_shares_are_those_of_the_worst_cell_with_the_mean_beside() -> None:
     assert not any(figures[key].met for key in ("busy_share", "handover_share", "throughput_vs_bound"))
 
 
+@pytest.mark.parametrize(("nodes", "goal"), [(8, 1.05), (63, 1.05), (64, 1.0), (1000, 1.0)])
+def test_of_a_large_fleet_as_much_is_asked_for_as_the_best_split_has(nodes: int, goal: float) -> None:
+    """A key of its size: its goal and how many nodes it is of are printed with it. Other goals stay."""
+    cells = [result(way, tokens, nodes=nodes) for way, tokens in MODES.items()]
+    figures = figures_of_grid(cells, strict=True)
+    figure = figures["throughput_vs_best_split_stationary"]
+
+    assert (figure.goal, figure.met) == (goal, True)
+    assert f"1 cells of {nodes} nodes" in figure.reference
+    assert figures["throughput_vs_sync_colocated"].goal == 2.0
+
+
+def test_one_large_fleet_among_small_ones_asks_for_what_a_large_one_can_have() -> None:
+    """No cell is held to more than its size allows."""
+    cells = [result(way, tokens, nodes=nodes) for nodes in (8, 64) for way, tokens in MODES.items()]
+    assert figures_of_grid(cells, strict=True)["throughput_vs_best_split_stationary"].goal == 1.0
+
+
 def test_a_cell_with_churn_counts_for_lost_tokens_alone() -> None:
     """Its nodes were away; where every cell had churn all figures are of those."""
     calm, churned = result("auto", 200.0), result("auto", 120.0, churned=True, least_busy=0.5, lost_or_repeated=7)
@@ -116,7 +134,7 @@ def test_the_summary_shows_every_cell_the_whole_run_of_one_that_shifts(capsys: p
     said = capsys.readouterr().out
 
     assert "200 (0.960)" in said and "142 (0.960)" in said and "151 (0.960)" not in said
-    assert "with nodes that die and join: auto: 77 tokens/s" in said
+    assert "with nodes that die and join: auto, single turn, timed: 77 tokens/s" in said
     assert "FAILED cell 9: too slow" in said
 
 
@@ -130,6 +148,7 @@ def test_cells_are_kept_as_json(tmp_path: Path) -> None:
 def virtual(way: str, tokens: float, **changed: object) -> Result:
     """A cell as if it had been simulated."""
     of_cell = {name: changed.pop(name) for name in list(changed) if name in ("ratio", "agentic", "shifts")}
+    churned = bool(changed.pop("churned", False))
     figures = VirtualFigures(
         throughput=tokens,
         all_throughput=tokens,
@@ -149,7 +168,7 @@ def virtual(way: str, tokens: float, **changed: object) -> Result:
         split_throughputs={"2": 90.0, "3": tokens} if way == "partial-rollout" else {},
     )
     cell = Cell.from_json(Cell(way, "auto", episode_scale=1).to_json() | of_cell)
-    return Result(way, cell, replace(figures, **changed), 0.0, 0.0, [], is_virtual=True)  # type: ignore[arg-type]
+    return Result(way, cell, replace(figures, **changed), 0.0, 0.0, [], None, churned, True)  # type: ignore[arg-type]
 
 
 def mixed() -> list[Result]:
@@ -185,6 +204,16 @@ def test_what_was_lost_is_counted_over_real_services_and_simulated_cells() -> No
 
     assert lost.value == 8.0 and lost.how == "timed" and "1 of them with churn" in lost.reference
     assert figures_of([each for each in cells if each.is_virtual], strict=True)["lost_or_repeated_tokens"].how == "simulated"
+
+
+def test_of_agents_it_says_that_nodes_died_in_a_simulated_cell_and_in_no_timed_one() -> None:
+    """And what was lost there counts as any other."""
+    timed = result("auto", 100.0, agentic=True)
+    cells = [timed, virtual("auto", 10.0, agentic=True), virtual("auto", 9.0, agentic=True, churned=True, lost_or_repeated=4)]
+    lost = figures_of(cells, strict=True)["lost_or_repeated_tokens_agentic"]
+
+    assert (lost.value, lost.how) == (4.0, "timed")
+    assert "timed: cells played, 0 of them with churn; simulated: 2 cells played, 1 of them with churn" in lost.reference
 
 
 def test_without_a_timed_cell_how_far_the_simulator_is_off_is_not_known() -> None:

@@ -145,8 +145,8 @@ def test_a_cell_is_a_run_that_can_be_requested(agentic: bool, shifts: bool) -> N
     cell = Cell("auto", "auto", nodes=64, train_nodes=16, agentic=agentic, shifts=shifts)
     config = parse_run_config(cell.document("folder"))
     assert Cell.from_json(cell.to_json()) == cell
-    assert config.fleet.slots == 32, "of agents a worker takes fewer by itself"
-    assert config.algorithm.groups_per_step == 128
+    assert config.fleet.slots == 16, "of agents a worker takes fewer by itself"
+    assert config.algorithm.groups_per_step == 64
     assert len(cell.run) <= 48
     assert 0.0 == cell.progress(0) < cell.progress(100) <= cell.progress(10**9) == 1.0
 

@@ -57,6 +57,27 @@ def test_the_page_has_every_span(tmp_path):
     assert list(base64.b64decode(data["nodes"][0]["f"]["v"])) == [32, 64, 128, 255]
 
 
+def test_queue_depth_and_staleness_of_the_run_lie_under_its_nodes(tmp_path):
+    """The page is given both as the lanes have them, names the panels they are drawn in, and has these below the chart."""
+    lanes = fleet(3)
+    write_html(lanes, tmp_path / "gantt.html")
+    page, data = (tmp_path / "gantt.html").read_text(), drawn_data(tmp_path / "gantt.html")
+
+    assert data["queued"]["w"] == 50.0 and data["queued"]["v"] == list(lanes.queued.values) == [3.0, 1.0]
+    assert data["flight"]["v"] == [9.0, 9.0]
+    assert [tuple(step[:4]) for step in data["steps"]] == [(1, 51.0, 0.5, 1.0), (2, 52.0, 0.5, 1.0), (3, 53.0, 0.5, 1.0)]
+    assert page.index('<canvas id="chart"') < page.index('<canvas id="under"')
+    assert '["queued", D.queued,' in page and '"staleness of trained tokens, in steps"' in page
+
+
+def test_a_run_without_queue_and_steps_has_neither_panel_filled(tmp_path):
+    """A picture of nodes alone is given nothing to draw under them."""
+    write_html(Lanes("r", 0.0, 1.0, [Span("n", Kind.ROLLOUT, 0.0, 1.0)]), tmp_path / "gantt.html")
+    data = drawn_data(tmp_path / "gantt.html")
+
+    assert (data["queued"], data["flight"], data["steps"]) == (None, None, [])
+
+
 def test_names_and_reasons_cannot_break_the_page(tmp_path):
     """They are data, wherever they come from."""
     evil = "</script><script>alert(1)</script>"

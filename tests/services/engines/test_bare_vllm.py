@@ -13,18 +13,17 @@ import psutil
 
 from loadtest.gateway_child import Child
 from loadtest.run_rig import interpreter_environment, run_document
-from seamlessflow.models import resolve_model
+from seamlessflow.models import make_tiny
 from seamlessflow.run_config import parse_run_config
-from seamlessflow.settings import Settings
 
 pytestmark = pytest.mark.vllm
 
 
 async def test_a_bare_vllm_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
     """Its EngineCore would sample, and hold memory, for whoever comes next."""
-    folder = resolve_model("smollm2-135m-instruct", Settings().model_cache)
+    folder = make_tiny(tmp_path / "model", 0, warm_start_steps=1)
     config = parse_run_config(run_document(folder, engine="vllm", slots=2, context=64))
-    bare = await Child.start([sys.executable, "-m", "loadtest.bare_engine"], interpreter_environment(2), tmp_path / "bare.log")
+    bare = await Child.start([sys.executable, "-m", "loadtest.bare_engine"], interpreter_environment(1), tmp_path / "bare.log")
     await bare.told(config.model_dump(mode="json", exclude_none=True))
     told = await bare.told({"requests": [{"name": "a", "prompt": [9, 10], "max_tokens": 4, "stream": True}], "in_flight": 1})
     family = psutil.Process(bare.pid).children(recursive=True)

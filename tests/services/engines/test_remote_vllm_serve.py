@@ -61,6 +61,8 @@ def url(tied_llamas: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",  # threads bound to all cores would wait in loops beside another file's engine
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     with log.open("w") as output:
         server = subprocess.Popen(

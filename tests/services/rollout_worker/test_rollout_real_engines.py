@@ -23,11 +23,12 @@ PROMPT = (5, 6, 7)
 ENGINES = ["transformers", "continuous_batching"]
 
 
-def tiny_llama(seed: int) -> LlamaForCausalLM:
+def tiny_llama(seed: int, *, num_heads: int = 4, head_size: int = 8, most_tokens: int = 128) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=False,
+        vocab_size=64, hidden_size=num_heads * head_size, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=num_heads, num_key_value_heads=num_heads // 2, max_position_embeddings=most_tokens,
+        tie_word_embeddings=False,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 

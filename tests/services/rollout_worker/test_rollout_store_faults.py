@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,16 +127,19 @@ async def test_a_full_disk_is_said_and_healed_by_room(world: World, monkeypatch)
 
 
 async def test_a_head_that_goes_back_loads_nothing(world: World):
-    """A version number is never used twice, and an older one never takes the place of a newer."""
+    """A version number is never used twice, and an older one never takes the place of a newer; it is said, once."""
     worker = await world.ready(by_itself=True)
     for version in (1, 2):
         await world.publish_weights(version)
         await world.until(lambda version=version: worker.engine.weights_version == version)
-    await world.move_head(1)
-    await world.ask("c1")
-    await world.until_acked()
-    await asyncio.sleep(0.2)  # several looks at the head
+    with capture_logs() as logs:
+        await world.move_head(1)
+        await world.ask("c1")
+        await world.until_acked()
+        await asyncio.sleep(0.2)  # several looks at the head
 
+    (said,) = [line for line in logs if line["event"] == "weights.head_went_back"]
+    assert (said["log_level"], said["weights_version"], said["newest_here"]) == ("warning", 1, 2)
     assert [call for call in worker.engine.calls if call.startswith("load")] == ["load 1", "load 2"]
     assert {segment.weights_version for segment in await world.said(SegmentSampled)} == {2}
 
@@ -165,17 +169,22 @@ def test_a_worker_that_starts_again_goes_on_with_what_it_had_fetched(tmp_path, m
 def test_a_disk_without_room_for_a_folder_is_to_blame(tmp_path, monkeypatch):
     """A worker that waits for its first weights goes on waiting."""
 
-    def full(**where: object) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    mkdir = Path.mkdir
+
+    def full(folder: Path, *mode: int, **how: bool) -> None:
+        if folder.name.startswith("fetching-"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(folder, *mode, **how)
 
     store = Store(f"file://{tmp_path}/store")
     head = WeightsHead(weights_version=0, step=0, path=publish(store, 0), epoch=0)
-    monkeypatch.setattr("services.rollout_worker.versions.tempfile.mkdtemp", full)
+    monkeypatch.setattr(Path, "mkdir", full)
 
     with pytest.raises(downloads.DiskTrouble, match="No space left on device; nothing was fetched"):
         LocalVersions(store, RUN, tmp_path / "work").fetch(head)
 
 
+@pytest.mark.usefixtures("another_disk")
 def test_a_fetch_that_was_given_up_ends_and_no_second_one_waits_beside_it(tmp_path, monkeypatch):
     """A store that hangs holds one thread, not one for each attempt; what comes late is not put in place."""
     store = Flaky(f"file://{tmp_path}/store")
