@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from statistics import fmean
 
 from .timed_cell import Cell
-from .workloads import work_of
+from .workloads import Workload, work_of
 
 NEAR = {"sync-colocated": (0.5, 0.35), "sync-disaggregated": (0.45, 0.35)}
 """Share of the bound that a mode reaches, single turn and agentic. Simulated."""
@@ -35,11 +36,16 @@ def real_seconds(cell: Cell) -> float:
 def virtual_seconds(cell: Cell) -> float:
     """Real seconds of one core that a cell takes to simulate, search for its split included, within a half."""
     workload = cell.workload
-    turns = fmean(len(turns) for turns in workload.sample(0.0, groups=SAMPLED_GROUPS))
+    turns = _mean_turns(workload)
     steps = cell.steps + FILLING_STEPS
     if cell.mode in SEARCHED:
         steps = SEARCHED_RUNS * steps if not cell.shifts else SEARCHED_RUNS * (min(cell.steps, 12) + FILLING_STEPS) + steps
     return START_SECONDS + VIRTUAL_SECONDS * steps * cell.groups_per_step * workload.group_size * turns
+
+
+@lru_cache(maxsize=64)
+def _mean_turns(workload: Workload) -> float:
+    return fmean(len(turns) for turns in workload.sample(0.0, groups=SAMPLED_GROUPS))
 
 
 def words_of_time(seconds: float) -> str:
