@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from .constants import GROUPS_PER_NODE, RATIOS
@@ -45,7 +45,7 @@ class Loads:
 
 def loads_of(workload: Workload, cost: Cost, progress: float = 0.0) -> Loads:
     """Of a workload at some progress of a run."""
-    work = replace(work_of(workload, cost_of(), progress), cost=cost)  # lengths, which take seconds, are those of any cost
+    work = work_of(workload, cost, progress)
     return Loads(work.rollout_seconds, work.train_seconds)
 
 

@@ -1,7 +1,7 @@
 """All constants of the cost model, the workloads and the scales of timed runs, each with where it comes from.
 
 Three kinds: *published* (with the place), *measured* (by us, with the machine), *chosen* (nobody published it; why this value).
-No other file of this package holds a number that describes hardware, a model, a workload or a scale.
+No other file of this package holds a number that describes hardware, a model or a workload, or the scale of a timed run.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ IN_PLAY = 2
 CHURN_SECONDS = 60.0
 """Real ones between two deaths of a node where nodes come and go, each followed by one that joins. Named by our goal: each
 minute. A simulated cell has as many modelled ones as a timed one of its kind: 1,800, of agents 600. With one of eight nodes
-dying each 60 modelled seconds a gang seldom lives as long as a step (agents, 1:2.5: no step in 20,000 s, simulated)."""
+dying each 60 modelled seconds a gang of agents at 1:2.5 seldom lives as long as a step (none in 20,000 s, simulated)."""
 
 # Waits of the services, in simulated runs: what a dead node leaves behind.
 

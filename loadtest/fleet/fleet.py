@@ -193,7 +193,9 @@ def _decision_figures(options: argparse.Namespace) -> dict[str, Figure]:
     steps, looks = (1, 30) if options.quick else (DECISION_STEPS, LOOKS_A_STEP)
     name, nodes = options.nodes, 30 if options.quick else options.nodes
     episodes, goal = EPISODES_PER_NODE * nodes, 50.0 if name == LARGE else None
-    large, small = measured(nodes, episodes, steps, looks), measured(nodes // 10, episodes // 10, steps, looks)
+    smaller = max(LEAST_NODES, nodes // 10)
+    large = measured(nodes, episodes, steps, looks)
+    small = measured(smaller, EPISODES_PER_NODE * smaller, steps, looks)
     unsettled = measured(nodes, episodes, 1, looks, settles=False)
     _say(large)
     words = f"{small.nodes} nodes, {small.episodes} episodes; the longest {large.longest:.0f} ms"

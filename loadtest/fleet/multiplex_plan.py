@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from seamlessflow.run_training_sections import MAX_BUCKETS
 
-from .constants import AGENTIC_TIME_SCALE, BUCKETS_PER_NODE, CARRIED_NODES, CHURN_SECONDS, TIME_SCALE
+from .constants import AGENTIC_TIME_SCALE, BUCKETS_PER_NODE, CARRIED_NODES, CHURN_SECONDS
 from .estimate import real_seconds, virtual_seconds, words_of_time
 from .timed_cell import Cell
 from .timed_modes import AUTO, SPLIT, SYNC
@@ -123,8 +123,7 @@ def _virtual(options: argparse.Namespace) -> Iterator[Planned]:
                 yield from (Planned(way, base, is_virtual=True) for way in options.modes)
         if AUTO in options.modes:
             base = virtual_base(options, 1 / CHURN_RATIO, agentic=agentic, shifts=False)
-            pace = CHURN_SECONDS * TIME_SCALE * (AGENTIC_TIME_SCALE if agentic else 1.0)
-            yield Planned(AUTO, base, pace, is_virtual=True)
+            yield Planned(AUTO, base, CHURN_SECONDS * _time_scale(options, agentic), is_virtual=True)
 
 
 def virtual_base(options: argparse.Namespace, ratio: float, *, agentic: bool, shifts: bool) -> Cell:
@@ -144,7 +143,6 @@ def virtual_base(options: argparse.Namespace, ratio: float, *, agentic: bool, sh
 
 def timed_base(options: argparse.Namespace, ratio: float, *, agentic: bool, shifts: bool) -> Cell:
     """Fleet and workload of a timed cell."""
-    time_scale = options.time_scale * min(1.0, CARRIED_NODES / options.nodes) * (AGENTIC_TIME_SCALE if agentic else 1.0)
     return Cell(
         "base",
         "multiplexed",
@@ -154,6 +152,12 @@ def timed_base(options: argparse.Namespace, ratio: float, *, agentic: bool, shif
         shifts=shifts,
         steps=options.steps or (AGENTIC_STEPS if agentic else STEPS),
         episode_scale=options.episode_scale,
-        time_scale=time_scale,
+        time_scale=_time_scale(options, agentic),
         buckets=min(options.nodes, 8) if agentic else 1,
     )
+
+
+def _time_scale(options: argparse.Namespace, agentic: bool) -> float:
+    """Modelled seconds in a real one of a timed cell: fewer where this machine has more to carry."""
+    scale: float = options.time_scale * min(1.0, CARRIED_NODES / options.nodes)
+    return scale * (AGENTIC_TIME_SCALE if agentic else 1.0)

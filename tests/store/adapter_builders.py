@@ -26,7 +26,6 @@ from tests.store.weights_builders import Tensors, copy, safetensors, tensor
 
 RUN, RANK = "demo", 2
 LAYER = "base_model.model.body"
-LARGER = f"{LAYER}.lora_B.weight"
 CONFIG = adapter_config(rank=RANK, alpha=4, target_modules=["body"], base_name="m")
 
 

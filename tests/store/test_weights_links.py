@@ -135,8 +135,14 @@ def test_what_is_checked_is_what_will_be_loaded(local: Store, tmp_path: Path, mo
 
 def test_a_mount_that_hangs_when_it_is_read_does_not_hang_whoever_links(local: Store, tmp_path: Path, monkeypatch):
     """Reads of a link have the time of any call; nothing is left in the place where it was wanted."""
-    store, answer = Store(local.url, Limits(call_seconds=0.05, bytes_per_second=1e12)), threading.Event()
-    monkeypatch.setattr(object_store, "read_at", lambda *arguments: answer.wait(10))
+    store, answer = Store(local.url), threading.Event()
+
+    def hang(*arguments: object) -> None:
+        store._limits = Limits(call_seconds=0.05, bytes_per_second=1e12)  # of the reads that follow: it was linked in time
+        answer.wait(10)
+
+    store._limits = Limits(call_seconds=1.0, bytes_per_second=1e12)
+    monkeypatch.setattr(object_store, "read_at", hang)
     monkeypatch.setattr(downloads, "PAUSES_SECONDS", ())
 
     began = time.monotonic()

@@ -47,7 +47,7 @@ class _Serving:
 class ContinuousBatchingEngine(ModelFront):
     """Implements ``Engine``; see there for the promises, and ``ModelFront`` for the parameters.
 
-    Weights load in place, and running requests keep their caches over ``load_weights``. New requests share no
+    Weights are exchanged while the manager stands still, and running requests keep their caches. New requests share no
     prefixes, whatever weights computed them. ``sleep`` frees nothing: the manager keeps its cache as long as it runs.
     """
 

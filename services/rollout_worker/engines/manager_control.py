@@ -1,7 +1,7 @@
 """Standing still: transformers' ``manager.pause()``, a block of one thread, as pause and resume of an asyncio loop.
 
 A pause belongs to the thread that entered it, and ``stop`` from within one is an error. So one thread enters, leaves,
-stops and overwrites, in the order it is asked to; the loop only waits for it.
+stops and exchanges weights, in the order it is asked to; the loop only waits for it.
 """
 
 from __future__ import annotations

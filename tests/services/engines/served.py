@@ -86,6 +86,11 @@ class Served:
         await site.start()
         self._port = self._runner.addresses[0][1]
 
+    def sample_at(self, *, seconds_per_token: float) -> None:
+        """Another pace from now on. Of a ScriptedEngine."""
+        assert isinstance(self._engine, ScriptedEngine)
+        self._engine._seconds_per_token = seconds_per_token
+
     async def die(self) -> None:
         """As by kill -9: connections break, weights are forgotten. ``start`` begins another life at the same address."""
         for connection in list(self._runner.server.connections):  # type: ignore[union-attr]

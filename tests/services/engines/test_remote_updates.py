@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from seamlessflow.errors import BadInput
 from tests.services.engines.conftest import FIRST_VERSION, VOCAB_SIZE, joined, sample
-from tests.services.engines.remote_world import APIS, Running, World, all_up, until
+from tests.services.engines.remote_world import APIS, PACE, Running, World, all_up, until
 from tests.services.engines.served import Served
 
 
@@ -38,13 +38,15 @@ async def test_updates_in_the_middle_of_requests_stamp_every_token_exactly(world
 @pytest.mark.parametrize("api", APIS)
 async def test_a_pause_before_the_first_token_is_no_fault_of_the_server(world: World, api: str) -> None:
     """Whether it says that it ended the request, or just ends the stream."""
-    (served,) = await world.serve(api, seconds_per_token=0.1)
+    (served,) = await world.serve(api)
     engine = await world.started(api)
     num_before = served.num_asked
+    served.sample_at(seconds_per_token=5.0)
     running = Running(engine, 4, max_tokens=3)
     await until(lambda: served.num_asked == num_before + 4)
     await engine.pause()
     assert all_up(engine)
+    served.sample_at(seconds_per_token=PACE)
     await engine.load_weights(world.new_file, weights_version=FIRST_VERSION + 1)
     await engine.resume()
 

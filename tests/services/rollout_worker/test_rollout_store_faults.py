@@ -136,7 +136,8 @@ async def test_a_head_that_goes_back_loads_nothing(world: World):
         await world.move_head(1)
         await world.ask("c1")
         await world.until_acked()
-        await asyncio.sleep(0.2)  # several looks at the head
+        await world.until(lambda: any(line["event"] == "weights.head_went_back" for line in logs))
+        await asyncio.sleep(0.2)  # several more looks at the head
 
     (said,) = [line for line in logs if line["event"] == "weights.head_went_back"]
     assert (said["log_level"], said["weights_version"], said["newest_here"]) == ("warning", 1, 2)
