@@ -4,7 +4,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.lanes import Window, shares_by_node, total
@@ -93,7 +93,6 @@ def mixed(streams, seed):
     return journal
 
 
-@settings(max_examples=50)  # a journal is large
 @given(journals, st.integers(0, 2**32), st.booleans())
 def test_spans_of_a_node_follow_one_another_without_gap_or_overlap(streams, seed, has_ended):
     """From the first event to the last one, whatever was lost or came late."""
@@ -106,7 +105,6 @@ def test_spans_of_a_node_follow_one_another_without_gap_or_overlap(streams, seed
         assert all(span.start < span.end and 0 <= span.busy <= 1 for span in spans)
 
 
-@settings(max_examples=50)  # a journal is large
 @given(journals, st.integers(0, 2**32), ticks, ticks)
 def test_shares_of_a_window_sum_to_one(streams, seed, one, other):
     """Of each node, and of all together; busy and hand-over are parts of it."""
@@ -120,7 +118,6 @@ def test_shares_of_a_window_sum_to_one(streams, seed, one, other):
         assert 0 <= each.busy + each.hand_over <= 1 + 1e-9
 
 
-@settings(max_examples=50)  # a journal is large
 @given(journals, st.integers(0, 2**32), st.integers(0, 2**32))
 def test_the_order_of_unrelated_events_is_irrelevant(streams, one, other):
     """Nodes and the trainer each say things in their order; how those are mixed in the journal changes nothing."""
