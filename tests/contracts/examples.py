@@ -33,7 +33,10 @@ from seamlessflow.contracts import (
     RoleAssigned,
     RoleReleased,
     RoleTaken,
+    ResumeRequested,
+    RolledBack,
     RunEnded,
+    RunHeld,
     RunRequested,
     RunStarted,
     RunStopRequested,
@@ -45,6 +48,8 @@ from seamlessflow.contracts import (
     StepTaken,
     TasksEnded,
     TaskSubmitted,
+    TrainedGroup,
+    TrainerClaimed,
     TrainerStarted,
     TrainingEnded,
     TrainingEndRequested,
@@ -70,6 +75,8 @@ EXAMPLES: tuple[Event, ...] = (
     RunStopRequested(run=R, reason="enough"),
     RunStarted(run=R, document=DOCUMENT),
     RunEnded(run=R, reason="completed", steps=60),
+    RunHeld(run=R, reason="checkpoint of step 4 is damaged", nonce="n2"),
+    ResumeRequested(run=R, request="q1", checkpoint_step=2),
     TaskSubmitted(
         run=R,
         task="t7",
@@ -233,7 +240,29 @@ EXAMPLES: tuple[Event, ...] = (
     ),
     BatchReady(run=R, step=4, line=1, num_groups=8, num_tokens=1024),
     StepTaken(run=R, step=4, line=1, weights_version=5, groups=("t7", "t8"), metrics={"loss": 0.25, "reward": 0.5}),
-    StepsCommitted(run=R, step=4, line=1, checkpoint="demo-1/checkpoints/00000004", groups=("t7",)),
+    TrainerClaimed(run=R, line=2, nonce="n2", by="trainer/local-1", closes=False),
+    StepsCommitted(
+        run=R,
+        step=4,
+        line=2,
+        checkpoint="demo-1/checkpoints/00000004-2-n2",
+        groups=("t7",),
+        nonce="n2",
+        account=(
+            TrainedGroup(
+                group="t7", step=4, episodes=(EpisodeTokens(episode=E, trained=20, masked={"stale": 3, "too_long": 1}),)
+            ),
+        ),
+    ),
+    RolledBack(
+        run=R,
+        step=2,
+        line=3,
+        nonce="n3",
+        checkpoint="demo-1/checkpoints/00000002-1-n1",
+        request="q1",
+        passed_over=("demo-1/checkpoints/00000006-9-lost",),
+    ),
     GroupTrained(
         run=R, group="t7", step=4, episodes=(EpisodeTokens(episode=E, trained=20, masked={"stale": 3, "too_long": 1}),)
     ),

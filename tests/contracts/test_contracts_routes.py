@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 FAMILIES = {
     frozenset({"GenerationClaimed", "SegmentSampled", "GenerationEnded"}),
     frozenset({"GroupTrained", "GroupDropped"}),
+    frozenset({"TrainerClaimed", "StepsCommitted", "RolledBack"}),
 }
 """Events that share a subject on purpose: its order, or its being said once, is what they are about."""
 
@@ -72,7 +73,7 @@ def test_message_ids_of_different_events_never_meet():
 @pytest.mark.parametrize("route", ROUTES, ids=by_name)
 def test_templates_mention_only_fields_that_exist(route):
     """Every placeholder is a field of the event (or of its origin)."""
-    for template in (route.subject, route.message_id, route.once or ""):
+    for template in (route.subject, route.message_id, route.once or "", route.claimed or "", route.formerly or ""):
         for name in placeholders(template):
             kind = route.event
             for part in name.split("."):

@@ -39,7 +39,9 @@ from .generations import (
 from .runs import (
     DeadLetter,
     EvaluationEnded,
+    ResumeRequested,
     RunEnded,
+    RunHeld,
     RunRequested,
     RunStarted,
     RunStopRequested,
@@ -55,8 +57,11 @@ from .training import (
     GroupDropped,
     GroupTrained,
     MaskReason,
+    RolledBack,
     StepsCommitted,
     StepTaken,
+    TrainedGroup,
+    TrainerClaimed,
     TrainerStarted,
     TrainingEnded,
     TrainingEndRequested,
@@ -65,13 +70,13 @@ from .training import (
 )
 
 __all__ = [
-    "AnswerDelta", "AnswerTokens", "BatchReady", "CallAbandoned", "CallAnswered", "CallError", "CallRequested",
-    "Claim", "DeadLetter", "DropReason", "EpisodeEnded", "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted",
+    "AnswerDelta", "AnswerTokens", "BatchReady", "CallAbandoned", "CallAnswered", "CallError", "CallRequested", "Claim",
+    "DeadLetter", "DropReason", "EpisodeEnded", "EpisodeEvaluated", "EpisodeOpened", "EpisodeOrigin", "EpisodeStarted",
     "EpisodeStatus", "EpisodeTokens", "EvaluationEnded", "Event", "Float32s", "GenerationClaimed", "GenerationEnded",
-    "GenerationFinish", "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Hardware", "Int32s",
-    "Lease", "MaskReason", "NodeOrder", "NodeStatus", "Record", "Role", "RoleAssigned", "RoleReleased", "RoleTaken",
-    "RunEnded", "RunPhase", "RunRequested", "RunStarted", "RunState", "RunStopRequested", "Sample", "SamplesReady",
-    "Sampling", "SegmentSampled", "Service", "StepTaken", "StepsCommitted", "Tag", "TaskSubmitted", "TasksEnded",
-    "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage", "WeightsHead", "WeightsLoaded", "WeightsPublished",
-    "WeightsReading", "claim_of", "is_final", "partition",
+    "GenerationFinish", "GenerationRequested", "GroupAdmitted", "GroupDropped", "GroupTrained", "Hardware", "Int32s", "Lease",
+    "MaskReason", "NodeOrder", "NodeStatus", "Record", "ResumeRequested", "Role", "RoleAssigned", "RoleReleased", "RoleTaken",
+    "RolledBack", "RunEnded", "RunHeld", "RunPhase", "RunRequested", "RunStarted", "RunState", "RunStopRequested", "Sample",
+    "SamplesReady", "Sampling", "SegmentSampled", "Service", "StepTaken", "StepsCommitted", "Tag", "TaskSubmitted",
+    "TasksEnded", "TrainedGroup", "TrainerClaimed", "TrainerStarted", "TrainingEndRequested", "TrainingEnded", "Usage",
+    "WeightsHead", "WeightsLoaded", "WeightsPublished", "WeightsReading", "claim_of", "is_final", "partition",
 ]  # fmt: skip

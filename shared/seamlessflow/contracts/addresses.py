@@ -26,14 +26,18 @@ def message_id_of(event: Event) -> str:
 
 
 def address(event: Event) -> Message:
-    """A message without payload for an event: subject, id, and the fence of events that exist once."""
-    once = BY_EVENT[type(event)].once
+    """A message without payload for an event: subject, id, and the fence of events that exist once.
+
+    Of an event that needs a claim it names the subject to compare; the sequence is the claim's to fill in.
+    """
+    route = BY_EVENT[type(event)]
+    compared = route.once or route.claimed
     return Message(
         subject=subject_of(event),
         payload=b"",
         message_id=message_id_of(event),
-        expected_last_seq=None if once is None else 0,
-        expected_subject=None if once is None else _fill(once, event),
+        expected_last_seq=None if route.once is None else 0,
+        expected_subject=None if compared is None else _fill(compared, event),
     )
 
 
@@ -41,6 +45,12 @@ def subject_filter(event: type[Event], **known: object) -> str:
     """Subject of an event with ``*`` for every field that is not given, for reading it back."""
     by_name = {name: known.get(name.removeprefix("origin."), "*") for name in placeholders(BY_EVENT[event].subject)}
     return wildcards(BY_EVENT[event].subject, **by_name)
+
+
+def subject_filters(event: type[Event], run: str) -> tuple[str, ...]:
+    """Every subject on which a run's journal may hold an event, those of earlier releases included."""
+    route = BY_EVENT[event]
+    return tuple(wildcards(template, run=run) for template in (route.subject, route.formerly) if template is not None)
 
 
 def placeholders(template: str) -> list[str]:
@@ -63,13 +73,13 @@ def events_on(subject: str) -> tuple[type[Event], ...]:
     """Events whose template gives this very subject; the most literal template wins."""
     tokens = subject.split(".")
     fitting = [
-        route
-        for route in ROUTES
-        if len(parts := tokens_of(route.subject)) == len(tokens)
+        (template, event)
+        for template, event in _TEMPLATES
+        if len(parts := tokens_of(template)) == len(tokens)
         and all(part.startswith("{") or part == token for part, token in zip(parts, tokens, strict=True))
     ]
-    most = max((_literals(route.subject) for route in fitting), default=0)
-    return tuple(route.event for route in fitting if _literals(route.subject) == most)
+    most = max((_literals(template) for template, _ in fitting), default=0)
+    return tuple(event for template, event in fitting if _literals(template) == most)
 
 
 def kinds_on(subject: str) -> frozenset[type[Event]]:
@@ -91,4 +101,7 @@ def tokens_of(template: str) -> list[str]:
     return template.replace("{origin.", "{").split(".")
 
 
-_LITERALS = frozenset(token for route in ROUTES for token in tokens_of(route.subject) if not token.startswith("{"))
+_TEMPLATES = [
+    (template, route.event) for route in ROUTES for template in (route.subject, route.formerly) if template is not None
+]
+_LITERALS = frozenset(token for template, _ in _TEMPLATES for token in tokens_of(template) if not token.startswith("{"))

@@ -91,7 +91,7 @@ class Record(BaseModel):
 
 def says_nothing(value: object) -> bool:
     """For ``Field(exclude_if=...)`` of an added field: without it the bytes are those that older writers wrote."""
-    return value is None or value == ()
+    return value is None or value == () or value == ""
 
 
 class Event(Record):

@@ -69,6 +69,7 @@ def _message(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         "payload": payload,
         "x-stream": route.stream,
         "x-once": route.once,
+        "x-claimed": route.claimed,
         "x-max-bytes": MAX_PAYLOAD_BYTES,
     }
 

@@ -39,7 +39,8 @@ Generated from `seamlessflow.contracts` by `./task schemas`; do not edit.
 
 Everything any service says is an event: published once on its subject, stored in the run's journal `J_<run>`, and
 copied by the server into the queue of every service that must act on it. An event is *once* when a second one on the
-same subject is refused by the server, whoever says it. The message id makes repeats of one fact harmless; the run's name
+same subject is refused by the server, whoever says it, and *by claim* when the server refuses it unless the publisher's
+claim (TrainerClaimed, or what was appended under it) is still the newest of the run. The message id makes repeats of one fact harmless; the run's name
 is put in front of it. Payloads are msgpack maps with the fields below and `event` (`CallRequested/1`), or JSON with the
 header `Content-Type: application/json`. JSON Schemas are in [schemas/](../schemas).
 """
@@ -77,7 +78,7 @@ def _section(module: str, routes: list[Route]) -> str:
     title = title.rstrip(".")
     lines = [f"## {title}", rest.strip(), ""] if rest.strip() else [f"## {title}", ""]
     lines += _table(
-        ("event", "subject", "stream", "said by", "acted on by", "once", "message id"),
+        ("event", "subject", "stream", "said by", "acted on by", "limited", "message id"),
         [
             (
                 f"[{route.event.__name__}](#{route.event.__name__.lower()})",
@@ -85,7 +86,7 @@ def _section(module: str, routes: list[Route]) -> str:
                 f"`{route.stream}`",
                 _services(route.said_by),
                 _services(consumers_of(route.event)) or "—",
-                _once(route),
+                _limit(route),
                 f"`{route.message_id}`",
             )
             for route in routes
@@ -96,10 +97,12 @@ def _section(module: str, routes: list[Route]) -> str:
     return "\n".join(lines)
 
 
-def _once(route: Route) -> str:
+def _limit(route: Route) -> str:
+    if route.claimed is not None:
+        return "by claim"
     if route.once is None:
         return ""
-    return "yes" if route.once == route.subject else f"over `{route.once}`"
+    return "once" if route.once == route.subject else f"once over `{route.once}`"
 
 
 def _services(services: tuple[Service, ...]) -> str:

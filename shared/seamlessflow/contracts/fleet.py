@@ -172,6 +172,8 @@ class RunPhase(StrEnum):
     """Its streams exist; it waits for nodes, and ``reason`` says for which."""
     RUNNING = "running"
     """It had all the nodes it needs at least once. A reason says what it waits for now."""
+    HELD = "held"
+    """It waits for a person, without nodes; ``reason`` says what is wrong and what can be done."""
     ENDED = "ended"
     """RunEnded was said; ``reason`` repeats it."""
     REFUSED = "refused"

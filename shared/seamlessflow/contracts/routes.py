@@ -42,6 +42,11 @@ class Route:
     """Template of the de-duplication id; together with the run it names one fact."""
     once: str | None = None
     """Subject template over which it may exist only once (appended with expected sequence 0). None: not limited."""
+    claimed: str | None = None
+    """Subject template of the claims of which the publisher's must be the newest (appended with the sequence of its claim as
+    the last one there). None: whoever may publish it needs no claim."""
+    formerly: str | None = None
+    """Subject template on which earlier releases published it; it is read there, too. None: on the same."""
 
     @property
     def stream(self) -> str:
@@ -56,13 +61,25 @@ def _once(event: type[Event], subject: str, said_by: tuple[Service, ...], messag
 
 _SEGMENT = "sf.{run}.ev.segment.{shard}.{episode}.{generation}"
 _CLOSED = "sf.{run}.ev.group.{group}.closed"
+_COMMITS = "sf.{run}.ev.training.commits"
+"""Claims, commits and rollbacks of a run, in the one order that counts."""
+
+
+def _under_claim(
+    event: type[Event], subject: str, said_by: tuple[Service, ...], message_id: str, *, formerly: str | None = None
+) -> Route:
+    """A row for what only the newest claim may publish."""
+    return Route(event, subject, said_by, message_id, claimed=_COMMITS, formerly=formerly)
+
 
 ROUTES: tuple[Route, ...] = (
     # event, subject, said by, message id
     _once(runs.RunRequested, "sf.ctl.run.{run}.requested", (USER,), "requested"),
     Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER, WORKER, MANAGER), "stop"),
     _once(runs.RunStarted, "sf.{run}.ev.run.started", (SCHEDULER,), "started"),
-    _once(runs.RunEnded, "sf.{run}.ev.run.ended", (SCHEDULER,), "ended"),
+    _under_claim(runs.RunEnded, "sf.{run}.ev.run.ended", (SCHEDULER,), "ended"),
+    _under_claim(runs.RunHeld, "sf.{run}.ev.training.held", (TRAINER,), "held.{nonce}"),
+    Route(runs.ResumeRequested, "sf.{run}.ev.training.resume", (USER,), "resume.{request}"),
     Route(runs.TaskSubmitted, "sf.{run}.task.{env}.{task}", (USER, RUNNER), "task.{task}"),
     Route(runs.TasksEnded, "sf.{run}.ev.tasks.ended", (USER,), "tasks-ended"),
     _once(runs.EvaluationEnded, "sf.{run}.ev.evaluation.{round}.ended", (SCHEDULER,), "evaluation.{round}"),
@@ -88,12 +105,20 @@ ROUTES: tuple[Route, ...] = (
     _once(samples.EpisodeEvaluated, "sf.{run}.ev.evaluated.{episode}", (MANAGER,), "evaluated.{episode}"),
     Route(training.BatchReady, "sf.{run}.ev.step.{step}.ready", (TRAINER,), "batch-ready.{step}.{line}"),
     Route(training.StepTaken, "sf.{run}.ev.step.{step}.taken", (TRAINER,), "step-taken.{step}.{line}"),
-    Route(training.StepsCommitted, "sf.{run}.ev.step.{step}.committed", (TRAINER,), "committed.{step}.{line}"),
-    _once(training.GroupTrained, _CLOSED, (TRAINER,), "closed.{group}"),
-    _once(training.GroupDropped, _CLOSED, (TRAINER, SCHEDULER), "dropped.{group}"),
-    Route(training.TrainerStarted, "sf.{run}.ev.training.started", (TRAINER,), "trainer-started.{line}"),
+    _under_claim(training.TrainerClaimed, _COMMITS, (TRAINER, SCHEDULER), "trainer-claimed.{nonce}"),
+    _under_claim(
+        training.StepsCommitted,
+        _COMMITS,
+        (TRAINER,),
+        "committed.{step}.{line}.{nonce}",
+        formerly="sf.{run}.ev.step.{step}.committed",
+    ),
+    _under_claim(training.RolledBack, _COMMITS, (TRAINER,), "rolled-back.{request}.{nonce}"),
+    _once(training.GroupTrained, _CLOSED, (TRAINER, SCHEDULER), "closed.{group}"),
+    _under_claim(training.GroupDropped, _CLOSED, (TRAINER, SCHEDULER), "dropped.{group}"),
+    _under_claim(training.TrainerStarted, "sf.{run}.ev.training.started", (TRAINER,), "trainer-started.{line}"),
     Route(training.TrainingEndRequested, "sf.{run}.ev.finish.requested", (SCHEDULER,), "finish-requested"),
-    _once(training.TrainingEnded, "sf.{run}.ev.training.ended", (TRAINER,), "training-ended"),
+    _under_claim(training.TrainingEnded, "sf.{run}.ev.training.ended", (TRAINER,), "training-ended"),
     _once(
         training.WeightsPublished, "sf.{run}.ev.weights.{weights_version}.published", (TRAINER,), "weights.{weights_version}"
     ),

@@ -26,6 +26,24 @@ class RunStarted(Event):
     document: dict[str, Any]
 
 
+class RunHeld(Event):
+    """The run cannot go on until a person decides: nothing is admitted and no device is held, and nothing is lost."""
+
+    reason: str
+    """What is wrong and what can be done, for people."""
+    nonce: Token
+    """Of the claim under which it was found."""
+
+
+class ResumeRequested(Event):
+    """A person wants the run to go on: one that is held tries again, or goes back to an earlier checkpoint."""
+
+    request: Token
+    """New for each request."""
+    checkpoint_step: int | None = None
+    """Go back to the checkpoint of this step. None: go on as it stands."""
+
+
 class RunEnded(Event):
     """The run is over; its queues go away and its journal stays."""
 

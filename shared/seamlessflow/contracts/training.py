@@ -1,10 +1,12 @@
-"""Steps, groups and weights: what the trainer says."""
+"""Steps, groups and weights: what the trainer publishes, and the claims that say whose commits count."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from .base import Event, Record, Token
+from pydantic import Field
+
+from .base import Event, Record, Token, says_nothing
 
 
 class DropReason(StrEnum):
@@ -59,6 +61,32 @@ class StepTaken(Event):
     """See docs/operations.md for the table of names and units."""
 
 
+class TrainerClaimed(Event):
+    """A life of the trainer, or a scheduler that closes the run, took over the run's commits.
+
+    Appended with the expected last sequence of the subject that it shares with StepsCommitted and RolledBack: whoever
+    claimed earlier cannot commit, drop a group or end the training any more.
+    """
+
+    line: int
+    """One more than the newest line of the run."""
+    nonce: Token
+    """New for each claim."""
+    by: str
+    """Service and instance, for people."""
+    closes: bool = False
+    """A scheduler closes the run for good: no trainer claims after this."""
+
+
+class TrainedGroup(Record):
+    """One group's part of a commit."""
+
+    group: Token
+    step: int
+    """The step that it was trained in."""
+    episodes: tuple[EpisodeTokens, ...]
+
+
 class GroupTrained(Event):
     """The group was part of a committed step. A group is closed exactly once."""
 
@@ -75,7 +103,7 @@ class GroupDropped(Event):
 
 
 class StepsCommitted(Event):
-    """A durable checkpoint holds everything up to ``step``."""
+    """A durable checkpoint holds everything up to ``step``. This append is the commit: what is not in one is not trained."""
 
     step: int
     line: int
@@ -83,6 +111,24 @@ class StepsCommitted(Event):
     """Path below the run's store."""
     groups: tuple[str, ...]
     """Groups first covered by this checkpoint."""
+    nonce: str = Field(default="", exclude_if=says_nothing)
+    """Of the claim it was committed under. Empty: an earlier release, which had no claims."""
+    account: tuple[TrainedGroup, ...] = Field(default=(), exclude_if=says_nothing)
+    """Where the sampled tokens of ``groups`` went. Empty in an earlier release's: GroupTrained has it."""
+
+
+class RolledBack(Event):
+    """The run goes on from an earlier checkpoint, as a person asked; what was committed after it is trained in no weights."""
+
+    step: int
+    line: int
+    nonce: Token
+    checkpoint: str
+    """Path below the run's store. It is the newest commit from here on."""
+    request: Token
+    """The ResumeRequested that asked for it."""
+    passed_over: tuple[str, ...] = ()
+    """Complete checkpoints in the store that the journal does not explain; they count no more."""
 
 
 class TrainerStarted(Event):
