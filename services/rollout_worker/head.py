@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import structlog
 
-from seamlessflow.bus.base import Bus, KeyValue
-from seamlessflow.codec import unpack_record
+from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import WeightsHead
-from seamlessflow.contracts.routes import WEIGHTS_BUCKET
+from seamlessflow.weights.readers import read_head
 
 log = structlog.get_logger()
 
@@ -17,14 +16,11 @@ class Head:
 
     def __init__(self, bus: Bus, run: str) -> None:
         self._bus, self._run = bus, run
-        self._bucket: KeyValue | None = None
         self._went_back_to: int | None = None
 
     async def read(self) -> WeightsHead | None:
         """None when nothing was published yet. Raises Unavailable."""
-        self._bucket = self._bucket or await self._bus.kv(WEIGHTS_BUCKET)
-        entry = await self._bucket.get(self._run)
-        return None if entry is None else unpack_record(WeightsHead, entry.value)
+        return await read_head(self._bus, self._run)
 
     def is_new(self, head: WeightsHead, *, newest_here: int) -> bool:
         """Whether it is newer than what is here. One that is older is never taken, and said once: its writer is wrong."""

@@ -1,14 +1,20 @@
-"""Checkpoints: all that a trainer needs to go on, in the store, and what it still has to say about it.
+"""Checkpoints: all that a trainer needs to go on, in the store, one folder for each attempt to write one.
 
-``{store}/{run}/checkpoints/{step:08d}/`` = ``model.safetensors`` (float32), ``optimizer.safetensors`` (AdamW and random
-generators), then ``manifest.json`` with digests and the account of the groups that this checkpoint is the first to hold.
-Of a LoRA run ``model.safetensors`` has the adapters alone. No pickle. A checkpoint without a manifest does not exist.
+``{store}/{run}/checkpoints/{step:08d}-{line}-{nonce}/`` = ``model.safetensors`` (float32), ``optimizer.safetensors`` (AdamW
+and random generators), then ``manifest.json`` with digests, the claim it was written under, the checkpoint before it, and the
+account of the groups that it is the first to hold. Of a LoRA run ``model.safetensors`` has the adapters alone. No pickle.
+
+A folder counts only once the journal names it (``StepsCommitted``, ``RolledBack``): a late writer's is garbage that no trainer
+reads. Earlier releases had one folder for each step and took the highest one; a folder above all steps makes them stop.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +23,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seamlessflow.blobs import Store
-from seamlessflow.contracts import GroupTrained
+from seamlessflow.commit_history import CommitHistory
+from seamlessflow.contracts import TrainedGroup
 from seamlessflow.contracts.base import LENIENT
-from seamlessflow.errors import Unavailable
+from seamlessflow.errors import Damaged, Missing, Unavailable, WrongBytes
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, remove_folder
 
 from .tensorfiles import safetensors_chunks
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+READS_THAT_AGREE = 3
+"""So many reads in a row that find the same fault, and the checkpoint is damaged: a store that is away has another one each
+time, or comes back."""
+BARRIER = "99999999"
+"""Folder that earlier releases take for the newest checkpoint, and cannot read."""
+BARRIER_WORDS = (
+    "this run is trained by a later release of SeamlessFlow, whose commits this one would undo; nothing was changed. "
+    "Start the later release"
+)
+_NAME = re.compile(r"(?P<step>\d{8,})(?:-(?P<line>\d+)-(?P<nonce>[A-Za-z0-9_-]+))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +58,12 @@ class Checkpoint:
 
     step: int
     line: int
-    trained: tuple[GroupTrained, ...]
-    """Groups of the steps since the checkpoint before, to be said closed when this one is durable."""
+    trained: tuple[TrainedGroup, ...]
+    """Groups of the steps since the checkpoint before: closed once this one is committed."""
+    nonce: str = ""
+    """Of the claim it was written under. Empty: by an earlier release."""
+    predecessor: str | None = None
+    """Path of the checkpoint that training went on from. None: there was none."""
 
 
 def snapshot(weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor]) -> Snapshot:
@@ -54,55 +75,121 @@ class CheckpointStore:
     """One run's checkpoints. Methods block. Raise Unavailable when the store refuses."""
 
     def __init__(self, store: Store, run: str, work_dir: Path) -> None:
-        self._store, self._folder, self._work_dir = store, f"{run}/checkpoints", work_dir
+        self._store, self._run, self._folder, self._work_dir = store, run, f"{run}/checkpoints", work_dir
 
-    def path(self, step: int) -> str:
-        """Below the store."""
-        return f"{self._folder}/{step:08d}"
-
-    def write(self, checkpoint: Checkpoint, tensors: Snapshot, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Durable when it returns. Writing the same step again replaces it.
+    def write(self, checkpoint: Checkpoint, tensors: Snapshot, should_stop: Callable[[], bool] = lambda: False) -> str:
+        """Durable when it returns its path, and not yet committed. Each try has a folder of its own: a call to the store that
+        was left behind in an earlier one may still be carried out, at any time.
 
         Raises Unavailable when ``should_stop`` turned true in the middle; then there is no such checkpoint.
         """
+        path = f"{self._folder}/{checkpoint.step:08d}-{checkpoint.line}-{uuid.uuid4().hex[:16]}"
         facts = {
             "step": checkpoint.step,
             "line": checkpoint.line,
-            "trained": [closed.model_dump(mode="json") for closed in checkpoint.trained],
+            "nonce": checkpoint.nonce,
+            "predecessor": checkpoint.predecessor,
+            "trained": [group.model_dump(mode="json") for group in checkpoint.trained],
         }
-        self._store.remove(f"{self.path(checkpoint.step)}/{MANIFEST}")
         files = {
             WEIGHTS_FILE: _until(should_stop, safetensors_chunks(tensors.weights)),
             OPTIMIZER_FILE: _until(should_stop, safetensors_chunks(tensors.optimizer_state)),
         }
-        publish_folder(self._store, self.path(checkpoint.step), files, facts)
+        publish_folder(self._store, path, files, facts)
+        return path
 
-    def newest(self) -> tuple[Checkpoint, Snapshot] | None:
-        """The newest complete checkpoint; None: there is none. Raises Unavailable when its bytes are not what was written."""
-        for name in reversed(self._store.folders(self._folder)):
-            if name.isdigit() and self._store.exists(f"{self._folder}/{name}/{MANIFEST}"):
-                return self._read(f"{self._folder}/{name}")
-        return None
+    def read(self, path: str) -> tuple[Checkpoint, Snapshot]:
+        """The checkpoint in a folder, every byte checked. Raises Damaged where several reads find the same fault."""
+        faults: list[str] = []
+        while True:
+            try:
+                return self._read(path)
+            except (WrongBytes, Missing, FileNotFoundError) as wrong:
+                faults.append(str(wrong) or type(wrong).__name__)
+            if len(faults) == READS_THAT_AGREE:
+                if len(set(faults)) == 1:
+                    raise Damaged(f"checkpoint {path} in store {self._store.url}: {faults[0]} ({READS_THAT_AGREE} reads agree)")
+                raise Unavailable(f"checkpoint {path}: each read finds another fault: {'; '.join(faults)}")
 
     def _read(self, path: str) -> tuple[Checkpoint, Snapshot]:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         local = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=self._work_dir))
         try:
-            facts = fetch_folder(self._store, path, local)
-            trained, step, line = facts["trained"], facts["step"], facts["line"]
-            assert isinstance(trained, list) and isinstance(step, int) and isinstance(line, int)
-            closed = tuple(GroupTrained.model_validate(fields, context={LENIENT: True}) for fields in trained)
-            return Checkpoint(step, line, closed), Snapshot(load_file(local / WEIGHTS_FILE), load_file(local / OPTIMIZER_FILE))
+            checkpoint = _checkpoint(path, fetch_folder(self._store, path, local))
+            return checkpoint, Snapshot(load_file(local / WEIGHTS_FILE), load_file(local / OPTIMIZER_FILE))
         finally:
             shutil.rmtree(local, ignore_errors=True)
 
-    def prune(self, keep: int) -> None:
-        """Leave the newest ``keep`` complete checkpoints; incomplete ones that are older go too."""
-        names = [name for name in self._store.folders(self._folder) if name.isdigit()]
-        complete = [name for name in names if self._store.exists(f"{self._folder}/{name}/{MANIFEST}")]
-        for name in names:
-            if len(complete) > keep and name < complete[-keep]:
-                remove_folder(self._store, f"{self._folder}/{name}")
+    def newest_of_earlier_release(self) -> str | None:
+        """Path of the highest complete checkpoint that a release without claims wrote. None: there is none."""
+        for name in reversed(self._store.folders(self._folder)):
+            if name.isdigit() and name != BARRIER and self._is_complete(name):
+                return f"{self._folder}/{name}"
+        return None
+
+    def bar_earlier_releases(self) -> None:
+        """Make a trainer of an earlier release that joins this run stop before it publishes anything, with a sentence."""
+        path = f"{self._folder}/{BARRIER}/{MANIFEST}"
+        if not self._store.exists(path):
+            trained = [
+                {"run": BARRIER_WORDS, "group": "none", "step": 0, "episodes": []}
+            ]  # no run has such a name: it stops here
+            facts = {"step": int(BARRIER), "line": 0, "trained": trained, "files": {}}
+            self._store.write(path, json.dumps(facts, indent=1).encode())
+
+    def unexplained(self, history: CommitHistory) -> list[str]:
+        """Complete checkpoints of claims, or behind checkpoints, that the journal does not hold: it lost its end.
+
+        One whose claim it holds is that of a writer which did not come to its commit.
+        """
+        named = {commit.checkpoint for commit in history.named}
+        found = []
+        for name in self._store.folders(self._folder):
+            path = f"{self._folder}/{name}"
+            known = _NAME.match(name)
+            if known is None or known["nonce"] is None or path in named or history.passes_over(path):
+                continue
+            facts = self._facts(path)
+            if facts is not None and not history.knows(nonce=facts.nonce, predecessor=facts.predecessor):
+                found.append(path)
+        return found
+
+    def _facts(self, path: str) -> Checkpoint | None:
+        """What a manifest says. None: there is none that can be read, so the folder is no checkpoint."""
+        try:
+            return _checkpoint(path, json.loads(self._store.read(f"{path}/{MANIFEST}")))
+        except (FileNotFoundError, ValueError, WrongBytes):
+            return None
+
+    def prune(self, history: CommitHistory, keep: int, line: int) -> None:
+        """Remove checkpoints that the journal named before the ``keep`` newest ones, and those of lines below ``line`` that it
+        never named: their writers cannot commit any more. ``history``: as of the newest commit, which is ours."""
+        named, kept = {commit.checkpoint for commit in history.named}, set(history.kept(keep))
+        for name in self._store.folders(self._folder):
+            path = f"{self._folder}/{name}"
+            known = _NAME.match(name)
+            if name == BARRIER or known is None or path in kept:
+                continue
+            if path in named or int(known["line"] or 0) < line:
+                remove_folder(self._store, path)
+
+    def _is_complete(self, name: str) -> bool:
+        return self._store.exists(f"{self._folder}/{name}/{MANIFEST}")
+
+
+def _checkpoint(path: str, facts: Mapping[str, object]) -> Checkpoint:
+    """What a manifest says. Raises WrongBytes."""
+    try:
+        step, line, nonce, predecessor = facts["step"], facts["line"], facts.get("nonce", ""), facts.get("predecessor")
+        listed = facts["trained"]
+        if not (isinstance(step, int) and isinstance(line, int) and isinstance(nonce, str) and isinstance(listed, list)):
+            raise ValueError("a step, line, nonce or account that makes no sense")
+        if not (predecessor is None or isinstance(predecessor, str)):
+            raise ValueError(f"the predecessor {predecessor!r}")
+        trained = tuple(TrainedGroup.model_validate(fields, context={LENIENT: True}) for fields in listed)
+    except (KeyError, ValueError, AttributeError) as wrong:
+        raise WrongBytes(f"{path}/{MANIFEST} is not the manifest of a checkpoint: {wrong}; nothing was loaded") from wrong
+    return Checkpoint(step, line, trained, nonce, predecessor)
 
 
 def _until(should_stop: Callable[[], bool], chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -1,7 +1,8 @@
-"""Making steps durable, and only then saying and acknowledging them.
+"""Making steps durable, and only then publishing and acknowledging what they trained.
 
-    step taken ─▶ copy ─▶ written beside further steps ─▶ GroupTrained… ─▶ StepsCommitted ─▶ samples acknowledged
-                                          └── killed here: the next start finds the checkpoint and says it all again
+    step taken ─▶ copy ─▶ written beside further steps ─▶ StepsCommitted ─▶ GroupTrained… ─▶ acknowledgements ─▶ prune
+                           └ killed here: a folder that     │  (by claim)     └ killed here: the next life publishes the rest
+                             nothing names                  └ refused: another claim is newer, nothing is acknowledged
 
 One checkpoint is written at a time; a second one waits for the first. A learner is copied only while it stands exactly at
 the step (``standing``), so the caller waits for the copy before it goes on.
@@ -12,45 +13,57 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
 
 import structlog
 
-from seamlessflow.contracts import GroupTrained, StepsCommitted
-from seamlessflow.runtime import Speaker
+from seamlessflow.commit_history import CommitHistory
+from seamlessflow.contracts import StepsCommitted, TrainedGroup
+from seamlessflow.errors import BusClosed, Unavailable
+from seamlessflow.runtime import CommitClaim, Speaker, publish_account
 
 from .batches import TrainingBatch
 from .building import StepLearner
 from .checkpoints import Checkpoint, CheckpointStore, Snapshot, snapshot
 from .intake import Intake
-from .threads import in_thread, patiently
+from .threads import RETRY_SECONDS, in_thread, patiently
 
 log = structlog.get_logger()
 
 
 class Commits:
-    """One line's commits. ``committed_step``: the newest durable step, and at the start the one resumed from."""
+    """One line's commits. ``history``: what the journal named until the line began; it takes in what this line commits."""
 
     def __init__(
-        self, store: CheckpointStore, speaker: Speaker, run: str, *, line: int, keep: int, committed_step: int
+        self,
+        store: CheckpointStore,
+        speaker: Speaker,
+        claim: CommitClaim,
+        run: str,
+        *,
+        history: CommitHistory,
+        keep: int,
+        committed_step: int,
     ) -> None:
-        self._store, self._speaker, self._run = store, speaker, run
-        self._line, self._keep = line, keep
-        self._trained: list[GroupTrained] = []
+        self._store, self._speaker, self._claim, self._run = store, speaker, claim, run
+        self._history, self._keep = history, keep
+        self._trained: list[TrainedGroup] = []
         self._writing: asyncio.Task[None] | None = None
         self._given_up = threading.Event()
         self.committed_step = committed_step
+        """The newest durable step, and at the start the one resumed from."""
 
     def add(self, batch: TrainingBatch, step: int) -> None:
         """The batch was trained in ``step``."""
         for group, episodes in zip(batch.groups, batch.episodes, strict=True):
-            self._trained.append(GroupTrained(run=self._run, group=group.group, step=step, episodes=episodes))
+            self._trained.append(TrainedGroup(group=group.group, step=step, episodes=episodes))
 
     async def begin(self, step: int, learner: StepLearner, intake: Intake, tasks: asyncio.TaskGroup) -> None:
         """Copy the learner as it is and write the copy in the background. Returns when learning may go on."""
         await self.settle()
         copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))
-        checkpoint = Checkpoint(step, self._line, tuple(self._trained))
+        newest = self._history.newest
+        predecessor = None if newest is None else newest.checkpoint
+        checkpoint = Checkpoint(step, self._claim.line, tuple(self._trained), self._claim.nonce, predecessor)
         self._trained = []
         self._writing = tasks.create_task(self._commit(checkpoint, copied, intake))
 
@@ -65,25 +78,41 @@ class Commits:
             self._writing = None
 
     async def _commit(self, checkpoint: Checkpoint, copied: Snapshot, intake: Intake) -> None:
+        """Raises Superseded: it is not committed, and nothing was acknowledged or removed."""
         started = time.monotonic()
-        await patiently("checkpoint.write", self._store.write, checkpoint, copied, self._given_up.is_set)
+        path = await patiently("checkpoint.write", self._store.write, checkpoint, copied, self._given_up.is_set)
         log.info("checkpoint.durable", step=checkpoint.step, took_seconds=round(time.monotonic() - started, 2))
-        await say_committed(self._speaker, self._run, self._store.path(checkpoint.step), checkpoint)
+        committed = commit_of(self._run, self._claim, path, checkpoint)
+        await append_patiently(self._claim, committed)
+        self._history.apply(committed)
         self.committed_step = checkpoint.step
+        await publish_account(self._speaker, self._run, checkpoint.trained)
         for trained in checkpoint.trained:
             await intake.close(trained.group)
-        await patiently("checkpoint.prune", self._store.prune, self._keep)
+        await patiently("checkpoint.prune", self._store.prune, self._history, self._keep, self._claim.line)
 
 
-async def say_committed(speaker: Speaker, run: str, path: str, checkpoint: Checkpoint) -> None:
-    """Say what a durable checkpoint means; saying it again changes nothing."""
-    for trained in checkpoint.trained:
-        await speaker.say(trained)
-    said = await speaker.last(StepsCommitted, run, step=checkpoint.step)
-    if said is None or said.line != checkpoint.line:  # the de-duplication window is shorter than a night
-        await speaker.say(_committed(run, path, checkpoint, checkpoint.trained))
+def commit_of(run: str, claim: CommitClaim, path: str, checkpoint: Checkpoint) -> StepsCommitted:
+    """What makes a durable checkpoint count, under a claim."""
+    return StepsCommitted(
+        run=run,
+        step=checkpoint.step,
+        line=claim.line,
+        checkpoint=path,
+        groups=tuple(each.group for each in checkpoint.trained),
+        nonce=claim.nonce,
+        account=checkpoint.trained,
+    )
 
 
-def _committed(run: str, path: str, checkpoint: Checkpoint, trained: Sequence[GroupTrained]) -> StepsCommitted:
-    groups = tuple(each.group for each in trained)
-    return StepsCommitted(run=run, step=checkpoint.step, line=checkpoint.line, checkpoint=path, groups=groups)
+async def append_patiently(claim: CommitClaim, event: StepsCommitted) -> None:
+    """Append, again and again while the store, in which a large account rests, is away. Raises Superseded."""
+    while True:
+        try:
+            await claim.append(event)
+            return
+        except BusClosed:
+            raise
+        except Unavailable as wrong:
+            log.warning("commit.waits", step=event.step, reason=str(wrong), again_in_seconds=RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)

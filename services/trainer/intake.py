@@ -4,6 +4,7 @@ What is not wanted (a closed group's, a repeated attempt's) is acknowledged at o
 group is closed, because after a crash the samples are delivered again and are all the trainer has.
 Opening takes as long as the store does, so deliveries are placed out of order; the end of all samples is not: it waits
 for what was delivered before it. A member that cannot be read or trained drops its group, which could never be complete.
+A group is dropped by claim, and only then acknowledged: a trainer whose claim is no longer the newest closes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import structlog
 
 from seamlessflow.bus.base import Delivery
 from seamlessflow.contracts import DropReason, Event, GroupDropped, SamplesReady, TrainingEndRequested
-from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.runtime import Context
+from seamlessflow.errors import BadInput, BusClosed, Superseded, Unavailable
+from seamlessflow.runtime import CommitClaim, Context
 
 from .checking import check_samples
 from .groups import GroupBook
@@ -32,8 +33,10 @@ UNREAD, END = "/unread", "/end"
 class Intake:
     """One run's deliveries. ``news`` is set whenever something changed that the trainer may wait for."""
 
-    def __init__(self, context: Context, run: str, book: GroupBook, *, group_size: int, vocab_size: int) -> None:
-        self._context, self._run, self.book = context, run, book
+    def __init__(
+        self, context: Context, claim: CommitClaim, run: str, book: GroupBook, *, group_size: int, vocab_size: int
+    ) -> None:
+        self._context, self._claim, self._run, self.book = context, claim, run, book
         self._group_size, self._vocab_size = group_size, vocab_size
         self.held = HeldDeliveries()
         self.news = asyncio.Event()
@@ -51,6 +54,13 @@ class Intake:
 
     async def on_delivery(self, delivery: Delivery) -> None:
         """Returns as soon as the delivery is placed; it is ended later, when its group is."""
+        try:
+            await self._take_in(delivery)
+        except Superseded as wrong:  # the training ends by that, and hands back what is held
+            log.warning("samples.handed_back", subject=delivery.subject, reason=str(wrong))
+            await delivery.nak()
+
+    async def _take_in(self, delivery: Delivery) -> None:
         self.held.hold(UNREAD, delivery)
         self._unplaced.add(delivery.seq)
         try:
@@ -115,11 +125,23 @@ class Intake:
         self.news.set()
 
     async def drop(self, groups: Iterable[str], reason: DropReason) -> None:
-        """Say the groups dropped, then let go of their samples."""
+        """Publish the groups as dropped, then let go of their samples. Raises Superseded: neither was done."""
         for group in groups:
-            await self._context.speaker.say(GroupDropped(run=self._run, group=group, reason=reason))
+            await self._append(GroupDropped(run=self._run, group=group, reason=reason, nonce=self._claim.nonce))
             log.info("group.dropped", group=group, reason=reason.value)
             await self.close(group)
+
+    async def _append(self, event: GroupDropped) -> None:
+        """Until it is stored: the group was judged, and will not be judged again."""
+        while True:
+            try:
+                await self._claim.append(event)
+                return
+            except BusClosed:
+                raise
+            except Unavailable as wrong:
+                log.warning("drop.waits", group=event.group, reason=str(wrong), again_in_seconds=RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def close(self, group: str) -> None:
         """The group's end was said: acknowledge what is held of it."""

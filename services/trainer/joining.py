@@ -1,9 +1,11 @@
-"""Joining a run: what the journal and the store know, folded into where training goes on.
+"""Joining a run: a claim, then what the journal and the store know, folded into where training goes on.
 
-    base model ─▶ newest checkpoint ─▶ its commit said again ─▶ model folder ─▶ weights as head + 1 ─▶ TrainerStarted
-                              (LoRA: the base model's weights before these) ─┘
+    base model ─▶ claim ─▶ newest commit in the journal ─▶ its checkpoint ─▶ its groups published again ─▶ model folder
+                    │            └ a rollback is requested: an earlier one, RolledBack    (LoRA: the base model's weights)
+                    └ no earlier claim commits from here on        ─▶ weights as head + 1 ─▶ TrainerStarted
 
-Killed anywhere in between, joining again does the same; at worst a version number is used for the same weights twice.
+Killed anywhere in between, joining again does the same; at worst a version number is used for the same weights twice. What
+cannot be decided without a person (``Held``) changes nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +17,29 @@ import structlog
 import torch
 
 from seamlessflow.ages import VersionSteps
-from seamlessflow.contracts import GroupDropped, GroupTrained, WeightsPublished
+from seamlessflow.commit_history import CommitHistory
+from seamlessflow.contracts import (
+    GroupDropped,
+    GroupTrained,
+    ResumeRequested,
+    RunEnded,
+    TrainerStarted,
+    TrainingEnded,
+    WeightsPublished,
+)
 from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
-from seamlessflow.runtime import Context
+from seamlessflow.runtime import CommitClaim, Context, publish_account, read_commits
 from seamlessflow.weights import MANIFEST, model_path, publish_folder
 from seamlessflow.weights.adapters import AdapterFacts
 
 from .adapter_versions import AdapterMaker, publish_base
 from .building import BuildLearner, StepLearner, TrainsAdapters
 from .checkpoints import CheckpointStore
-from .commits import say_committed
 from .config import TrainerSettings
-from .living import begin_line
 from .loading import model_files, served_dtype
 from .publishing import WeightsPublisher
+from .restoring import restore
 from .threads import in_thread, patiently
 
 log = structlog.get_logger()
@@ -42,24 +52,45 @@ class Joined:
     learner: StepLearner
     publisher: WeightsPublisher
     checkpoints: CheckpointStore
+    claim: CommitClaim
+    history: CommitHistory
+    """What was committed until now."""
     steps: VersionSteps
-    line: int
     step: int
     """Optimiser steps done."""
     closed: frozenset[str]
-    """Groups whose end was said."""
+    """Groups whose end was published."""
     dtype: str = "float32"
     """Served precision, as config.json names it."""
 
+    @property
+    def line(self) -> int:
+        return self.claim.line
+
 
 async def join_run(
-    context: Context, run: str, config: RunConfig, settings: TrainerSettings, epoch: int, build: BuildLearner
-) -> Joined:
-    """Raises BadInput for a model that cannot be trained, Unavailable for one that cannot be had."""
+    context: Context,
+    claim: CommitClaim,
+    run: str,
+    config: RunConfig,
+    settings: TrainerSettings,
+    epoch: int,
+    build: BuildLearner,
+) -> Joined | None:
+    """None: training is over. Raises BadInput for a model that cannot be trained, Held where a person has to decide, Superseded
+    where the run is another's, Unavailable for a model that cannot be had."""
     folder = await patiently("model.resolve", resolve_model, config.model.name, settings.model_cache)
     learner = await in_thread(build, folder, config, settings)
+    await claim.take()
+    if await is_over(context, run):  # not before: an end is published by claim, too, so from here on none is missed
+        return None
     checkpoints = CheckpointStore(context.store, run, settings.work_dir)
-    step = await _restore(context, run, learner, checkpoints)
+    await patiently("checkpoint.bar", checkpoints.bar_earlier_releases)
+    history = await read_commits(context.bus, context.speaker, run)
+    await publish_account(context.speaker, run, history.newest_account)  # before a rollback takes it back
+    request = await context.speaker.last(ResumeRequested, run)
+    step = await restore(claim, run, history, request, checkpoints, learner, keep=config.checkpoints.keep)
+    await publish_account(context.speaker, run, history.newest_account)
     steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
     dtype = served_dtype(folder, config.model.dtype)
     publisher = WeightsPublisher(
@@ -76,22 +107,18 @@ async def join_run(
     await publisher.join()
     await patiently("model.publish", _publish_model, context, run, folder, config)
     published = await publisher.publish(learner.weights(), step=step, epoch=epoch)
-    closed = await _closed(context, run)
-    line = await begin_line(context, run, step=step, weights_version=published.weights_version)
-    log.info("training.joined", line=line, step=step, weights_version=published.weights_version)
+    closed = await _closed(context, run) | {group for commit in history.named for group in commit.groups}
+    version = published.weights_version
+    started = TrainerStarted(run=run, line=claim.line, step=step, weights_version=version, nonce=claim.nonce)
+    await claim.append(started)
+    log.info("training.joined", line=claim.line, step=step, weights_version=version)
     named = str(dtype).removeprefix("torch.")
-    return Joined(learner, publisher, checkpoints, steps, line, step, closed, named)
+    return Joined(learner, publisher, checkpoints, claim, history, steps, step, closed, named)
 
 
-async def _restore(context: Context, run: str, learner: StepLearner, checkpoints: CheckpointStore) -> int:
-    """Load the newest checkpoint and say what it means; returns its step, 0 without one."""
-    found = await patiently("checkpoint.read", checkpoints.newest)
-    if found is None:
-        return 0
-    checkpoint, tensors = found
-    await in_thread(learner.restore, tensors.weights, tensors.optimizer_state)
-    await say_committed(context.speaker, run, checkpoints.path(checkpoint.step), checkpoint)
-    return checkpoint.step
+async def is_over(context: Context, run: str) -> bool:
+    """Whether the run is trained no more."""
+    return any([await context.speaker.first(end, run) is not None for end in (TrainingEnded, RunEnded)])
 
 
 async def _adapter_maker(context: Context, run: str, learner: StepLearner, dtype: torch.dtype) -> AdapterMaker | None:

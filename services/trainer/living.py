@@ -1,68 +1,70 @@
-"""Lines: which one a trainer begins, and that it ends when another trainer began a later one.
+"""Lines: how long one lasts, and what its process does when another claim on the run's commits is newer.
 
-two processes of one name ─▶ each counts on from the newest line ─▶ the older sees the newer one's ─▶ exits, not 0
-the lease went elsewhere  ─▶ the next trainer begins a line      ─▶ the older leaves by its lease, as ever
+a refused append, or a look at the newest claim ─▶ Superseded ─▶ nothing is acknowledged, what is held is handed back
+    our node's lease still names its trainer    ─▶ a pause that grows with the claims of the last minute, then exit, not 0
+    it names another node, or no trainer        ─▶ quiet until our lease changes
+    a scheduler closes the run                  ─▶ quiet: nothing is trained any more
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 
 import structlog
 
 from seamlessflow.codec import unpack_record
-from seamlessflow.contracts import Lease, TrainerStarted
+from seamlessflow.commit_history import CommitHistory
+from seamlessflow.contracts import Lease, ResumeRequested
 from seamlessflow.contracts.routes import LEASES_BUCKET
-from seamlessflow.errors import BusClosed, Refused, SeamlessFlowError
-from seamlessflow.runtime import Context
+from seamlessflow.errors import BusClosed, SeamlessFlowError, Superseded
+from seamlessflow.runtime import CommitClaim, Context, read_commits
 
 log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
-"""How often the newest line is read."""
+"""How often the newest claim is read."""
+CONTENTION_SECONDS = 60.0
+"""Claims of the last so many seconds make a process wait that lost its own."""
+LONGEST_PAUSE_SECONDS = 30.0
 
 
-class Superseded(Refused):
-    """Another process trains the run in the name of our node."""
+class RollbackWanted(Superseded):
+    """A person wants the run to go on from an earlier checkpoint, which the next line does."""
 
 
-async def begin_line(context: Context, run: str, *, step: int, weights_version: int) -> int:
-    """Say TrainerStarted under the next number that nobody else has; returns it.
-
-    Two that count at the same time come to the same number, of which the journal keeps the first. They are told apart by their
-    weights: no version is published twice.
-    """
-    speaker = context.speaker
+async def until_superseded(context: Context, run: str, claim: CommitClaim, history: CommitHistory) -> None:
+    """Ends with Superseded once another claim is the newest, or a rollback is requested that ``history`` does not hold."""
     while True:
-        earlier = await speaker.last(TrainerStarted, run)
-        line = 1 if earlier is None else earlier.line + 1
-        await speaker.say(TrainerStarted(run=run, line=line, step=step, weights_version=weights_version))
-        newest = await speaker.last(TrainerStarted, run)
-        if newest is None or newest.line > line or newest.weights_version == weights_version:
-            return line
-        log.info("line.taken", run=run, line=line, by_weights_version=newest.weights_version)
-
-
-async def until_superseded(context: Context, run: str, line: int) -> Superseded:
-    """Returns once a later line of the run began, and our node's lease still says that its trainer is here."""
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await claim.lost.wait()
         try:
-            newest = await context.speaker.last(TrainerStarted, run)
-            if newest is not None and newest.line > line and await _is_trainer(context, run):
-                return Superseded(
-                    f"line {newest.line} of run {run} began while line {line} was trained here, and node "
-                    f"{context.settings.node} is still the one to train it: another trainer process has its name, or "
-                    "this one stood still while another trained. It ends; give each process a SEAMLESSFLOW_NODE of its own"
+            await claim.check()
+            request = await context.speaker.last(ResumeRequested, run)
+            if request is not None and request.checkpoint_step is not None and not history.serves(request.request):
+                raise RollbackWanted(
+                    f"run {run} is to go back to the checkpoint of step {request.checkpoint_step}: line {claim.line} ends, and "
+                    "the next one begins there"
                 )
-        except BusClosed:
+        except (BusClosed, Superseded):
             raise
         except SeamlessFlowError as wrong:
-            log.warning("line.unseen", run=run, reason=str(wrong))
+            log.warning("claim.unseen", run=run, reason=str(wrong))
 
 
-async def _is_trainer(context: Context, run: str) -> bool:
-    """Whether the lease that stands says so."""
+async def is_named(context: Context, run: str) -> bool:
+    """Whether our node's lease, as it stands now, says that the run's trainer is here."""
     entry = await (await context.bus.kv(LEASES_BUCKET)).get(context.settings.node)
     lease = None if entry is None else unpack_record(Lease, entry.value)
     return lease is not None and lease.run == run and lease.trainer
+
+
+async def pause_seconds(context: Context, run: str) -> float:
+    """How long a process that lost its claim waits before it makes room for its next life: two of one name would otherwise take
+    the run from each other for ever, and neither would come to a commit."""
+    history = await read_commits(context.bus, context.speaker, run)
+    since = time.time() - CONTENTION_SECONDS
+    recent = sum(at >= since for at in history.claim_times)
+    return float(min(LONGEST_PAUSE_SECONDS, 2 ** max(0, recent - 2) - 1))

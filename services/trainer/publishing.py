@@ -27,12 +27,12 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished, WeightsReading
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
-from seamlessflow.errors import Refused, SeamlessFlowError, SequenceMismatch, Unavailable
+from seamlessflow.errors import MalformedMessage, Refused, SeamlessFlowError, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow.weights.collection import Collection
 from seamlessflow.weights.manifests import DELTA_FILE
-from seamlessflow.weights.readers import Readings, read_readings
+from seamlessflow.weights.readers import Readings, read_head, read_readings
 
 from .asking import FullAsked
 from .threads import in_thread, patiently
@@ -79,7 +79,8 @@ class WeightsPublisher:
         head = -1
         if entry is not None:
             self._revision = entry.revision
-            head = unpack_record(WeightsHead, entry.value).weights_version
+            found = await read_head(self._bus, self._run)
+            head = -1 if found is None else found.weights_version
         newest = self._steps.newest
         self.weights_version = max(head, -1 if newest is None else newest)
 
@@ -153,6 +154,9 @@ class WeightsPublisher:
                 self._revision = await bucket.update(self._run, value, self._revision)
         except SequenceMismatch as wrong:
             entry = await bucket.get(self._run)
+            if entry is not None and not _is_head(entry.value):  # no trainer wrote that
+                self._revision = await bucket.update(self._run, value, entry.revision)
+                return
             if entry is None or entry.value != value:
                 raise Refused(f"the weights' head of run {self._run} was moved by another trainer; this one stops") from wrong
             self._revision = entry.revision  # only our acknowledgement was lost
@@ -186,3 +190,11 @@ class WeightsPublisher:
         removed = await in_thread(self._collection.collect, self.weights_version, readings.reads)
         if removed:
             log.info("weights.collected", run=self._run, num_removed=len(removed), num_leases=len(readings.reads))
+
+
+def _is_head(value: bytes) -> bool:
+    try:
+        unpack_record(WeightsHead, value)
+    except MalformedMessage:
+        return False
+    return True

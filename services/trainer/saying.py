@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
-from seamlessflow.contracts import Service, StepsCommitted, TrainerStarted, TrainingEnded
-from seamlessflow.runtime import Context, failure_words, stop_run
+from seamlessflow.contracts import Service, TrainerStarted, TrainingEnded
+from seamlessflow.runtime import CommitClaim, Context, failure_words, read_commits, stop_run
 from seamlessflow.weights.readers import read_head
 
 log = structlog.get_logger()
@@ -18,23 +18,31 @@ def say_state(context: Context, run: str, state: str) -> None:
     context.presence.update(state=f"{run}: {state}"[:STATE_LETTERS])
 
 
-async def cannot_go_on(context: Context, run: str, reason: str) -> None:
-    """Trying again would end the same: ask for an orderly end, and say why."""
+async def cannot_go_on(context: Context, claim: CommitClaim, run: str, reason: str) -> None:
+    """Trying again would end the same: ask for an orderly end, with the reason.
+
+    Raises Superseded, and asks for nothing, where another claim is newer. A stop is on a stream of its own, so it cannot be
+    compared with the claim: a trainer that is superseded between this look and the stop still ends the run, in order.
+    """
+    await claim.check()
     log.error("training.failed", run=run, reason=reason)
     say_state(context, run, f"failed: {reason}")
     await stop_run(context.speaker, Service.TRAINER, run, reason)
 
 
-async def cannot_begin(context: Context, run: str, reason: str) -> None:
-    """This line cannot begin. What an earlier one committed stands, so that is where training ended."""
-    await cannot_go_on(context, run, reason)
+async def cannot_begin(context: Context, claim: CommitClaim, run: str, reason: str) -> None:
+    """This line cannot begin. What was committed stands, so that is where training ended. Raises Superseded."""
+    if not claim.nonce:
+        await claim.take()
+    await cannot_go_on(context, claim, run, reason)
     speaker = context.speaker
     if await speaker.last(TrainerStarted, run) is None:
         return  # the scheduler waits for no trainer that never began
-    committed = await speaker.last(StepsCommitted, run)
-    step = 0 if committed is None else committed.step
+    newest = (await read_commits(context.bus, speaker, run)).newest
+    step = 0 if newest is None else newest.step
     head = await read_head(context.bus, run)
     version = 0 if head is None else head.weights_version
     failure = failure_words(Service.TRAINER, reason)
-    await speaker.say(TrainingEnded(run=run, step=step, weights_version=version, failure=failure))
+    ended = TrainingEnded(run=run, step=step, weights_version=version, failure=failure, nonce=claim.nonce)
+    await claim.append(ended)
     log.info("training.ended", run=run, step=step, weights_version=version)

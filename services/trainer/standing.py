@@ -38,12 +38,8 @@ class Standing:
         self._is_between = False
 
 
-def step_to_keep(standing: Standing, *, committed_step: int, line: int, living_line: int) -> int | None:
-    """The step to commit before leaving; None: there is nothing to keep, or it cannot be kept.
-
-    living_line: of the newest TrainerStarted. When it is not ours, our steps were abandoned and their groups are
-    another's, so nothing of them may be committed any more.
-    """
-    if standing.exact is None or standing.exact <= committed_step or line != living_line:
+def step_to_keep(standing: Standing, *, committed_step: int) -> int | None:
+    """The step to commit before leaving; None: there is nothing to keep, or it cannot be kept."""
+    if standing.exact is None or standing.exact <= committed_step:
         return None
     return standing.exact

@@ -256,4 +256,4 @@ class Stepping:
 
     async def _fail(self, reason: str) -> None:
         self._failed = True
-        await cannot_go_on(self._context, self._run, reason)
+        await cannot_go_on(self._context, self._joined.claim, self._run, reason)

@@ -3,9 +3,10 @@
     join ─▶ ┌ wait for a batch ─▶ BatchReady ─▶ wait for the device ─▶ learn ─▶ publish ─▶ StepTaken ─▶ checkpoint? ┐
             └──────────────────────────────────────────◀───────────────────────────────────────────────────────────┘
                     ├─ all steps taken, or the end requested ─▶ last checkpoint ─▶ TrainingEnded
-                    ├─ a later line began in the name of our node (``living``) ─▶ gone, with an error
+                    ├─ another claim on the run is newer (``living``) ─▶ everything handed back ─▶ gone, with an error if ours
                     └─ asked to leave (SIGTERM) ─▶ a checkpoint of what was taken since the last one ─▶ gone
     cannot join ─▶ RunStopRequested, and TrainingEnded with what failed where an earlier line began
+    cannot join before a person decides ─▶ RunHeld
 
 Waits for: samples (the intake's ``news``), the device (``DeviceTurn``), a store that is away. Everything in memory may be
 lost at any line: committed steps are in a checkpoint, and the samples of all others are not acknowledged.
@@ -18,11 +19,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from seamlessflow.contracts import DropReason, Service, TrainerStarted, TrainingEnded
+from seamlessflow.contracts import RunHeld, Service, TrainingEnded
 from seamlessflow.contracts.streams import consumer_name, queue_stream
-from seamlessflow.errors import BadInput
+from seamlessflow.errors import BadInput, Superseded
 from seamlessflow.run_config import RunConfig
-from seamlessflow.runtime import Context, read_run
+from seamlessflow.runtime import CommitClaim, Context, read_commits, read_run
 
 from .building import BuildLearner
 from .commits import Commits
@@ -30,8 +31,9 @@ from .config import TrainerSettings
 from .device_turn import DeviceTurn
 from .groups import GroupBook
 from .intake import Intake
-from .joining import Joined, join_run
-from .living import Superseded, until_superseded
+from .joining import Joined, is_over, join_run
+from .living import is_named, pause_seconds, until_superseded
+from .restoring import Held
 from .saying import cannot_begin, say_state
 from .standing import step_to_keep
 from .stepping import Stepping
@@ -60,6 +62,9 @@ class Training:
         self._build = build
         self._leaving = asyncio.Event()
         self._has_given_up = False
+        by = f"{Service.TRAINER.value} {context.settings.instance}"
+        self._claim = CommitClaim(context.bus, context.speaker, run, by)
+        self._watch: asyncio.Task[None] | None = None
         self._line: _Line | None = None
 
     def finish(self) -> bool:
@@ -77,43 +82,87 @@ class Training:
             self._line.commits.give_up()
 
     async def run(self) -> None:
-        """Join, train, end; then stay and acknowledge what still comes."""
-        speaker = self._context.speaker
-        self._say_state("waiting for the run to start")
+        """Join, train, end; then stay and acknowledge what still comes. Raises Superseded where our lease still names us."""
         try:
-            config = await read_run(speaker, self.run_name)
-            if await speaker.first(TrainingEnded, self.run_name) is not None:
-                log.info("training.over", run=self.run_name)
-                return
-            self._say_state(f"loading {config.model.name}")
-            joined = await join_run(self._context, self.run_name, config, self._settings, self._device.epoch, self._build)
+            config = await self._until_started()
+            if config is not None and (joined := await self._join(config)) is not None:
+                await self._train(config, joined)
+        except Superseded as wrong:
+            await self._superseded(wrong)
+
+    async def _until_started(self) -> RunConfig | None:
+        """The run's document, once there is one. None: training is over, which a claim would only disturb."""
+        self._say_state("waiting for the run to start")
+        context, run = self._context, self.run_name
+        config = await read_run(context.speaker, run)
+        is_closing = (await read_commits(context.bus, context.speaker, run)).is_closing
+        if is_closing or await is_over(context, run):
+            log.info("training.over", run=run)
+            return None
+        return config
+
+    async def _join(self, config: RunConfig) -> Joined | None:
+        """None: there is nothing to train, and that was published."""
+        context, run = self._context, self.run_name
+        self._say_state(f"loading {config.model.name}")
+        try:
+            joined = await join_run(context, self._claim, run, config, self._settings, self._device.epoch, self._build)
         except BadInput as wrong:
-            await cannot_begin(self._context, self.run_name, str(wrong))
-            return
+            await cannot_begin(context, self._claim, run, str(wrong))
+            return None
+        except Held as wrong:
+            log.error("run.held", run=run, reason=str(wrong))
+            await self._claim.append(RunHeld(run=run, reason=str(wrong), nonce=self._claim.nonce))
+            self._say_state(f"held: {wrong}")
+            return None
+        if joined is None:
+            log.info("training.over", run=run)
+        return joined
+
+    async def _train(self, config: RunConfig, joined: Joined) -> None:
+        """From the first sample to the last acknowledgement."""
         self._line = line = self._begin(config, joined)
         queue, name = queue_stream(Service.TRAINER, self.run_name), consumer_name(Service.TRAINER)
-        ended_by: BaseException | None = None
+        superseded: Superseded | None = None
         subscription = await self._context.bus.consume(queue, name, line.intake.on_delivery, credit=CREDIT)
         try:
             async with asyncio.TaskGroup() as tasks:
-                beside = [tasks.create_task(line.intake.held.keep_alive()), tasks.create_task(self._end_with_line(joined.line))]
+                pings = tasks.create_task(line.intake.held.keep_alive())
+                self._watch = tasks.create_task(self._end_with_claim(joined))
                 await self._live(line, config, tasks)
-                for task in beside:
+                for task in (pings, self._watch):
                     task.cancel()
         except* Superseded as wrong:
-            ended_by = wrong.exceptions[0]
+            superseded = _first(wrong)
         finally:
             await subscription.leave()
             await line.intake.held.hand_back_all()
-        if ended_by is not None:
-            raise ended_by
+        if superseded is not None:
+            raise superseded
 
-    async def _end_with_line(self, line: int) -> None:
-        """A later line began: ours counts for nothing any more, and what is held is for that one."""
-        wrong = await until_superseded(self._context, self.run_name, line)
-        log.error("training.superseded", run=self.run_name, line=line, reason=str(wrong))
-        self.give_up()
-        raise wrong
+    async def _end_with_claim(self, joined: Joined) -> None:
+        """Another claim is newer: ours counts for nothing any more, and what is held is for that one."""
+        try:
+            await until_superseded(self._context, self.run_name, joined.claim, joined.history)
+        except Superseded:
+            self.give_up()
+            raise
+
+    async def _superseded(self, wrong: Superseded) -> None:
+        """Everything is handed back. Where our lease still names us, this process ends and makes room for its next life."""
+        run = self.run_name
+        if self._leaving.is_set() or wrong.is_closing or not await is_named(self._context, run):
+            log.info("training.superseded", run=run, reason=str(wrong))
+            self._say_state("another trainer has the run")
+            return
+        seconds = await pause_seconds(self._context, run)
+        node = self._context.settings.node
+        log.error("training.superseded", run=run, reason=str(wrong), exits_in_seconds=seconds)
+        await asyncio.sleep(seconds)
+        raise Superseded(
+            f"{wrong}. Node {node} is still the one to train run {run}: another trainer process has its name, or this one "
+            "stood still while another trained. It ends; give each process a SEAMLESSFLOW_NODE of its own"
+        )
 
     def _begin(self, config: RunConfig, joined: Joined) -> _Line:
         context, run, algorithm = self._context, self.run_name, config.algorithm
@@ -123,9 +172,16 @@ class Training:
             drop_zero_variance=algorithm.drop_zero_variance,
             closed=joined.closed,
         )
-        intake = Intake(context, run, book, group_size=algorithm.group_size, vocab_size=joined.learner.vocab_size)
-        keep = config.checkpoints.keep
-        commits = Commits(joined.checkpoints, context.speaker, run, line=joined.line, keep=keep, committed_step=joined.step)
+        intake = Intake(context, joined.claim, run, book, group_size=algorithm.group_size, vocab_size=joined.learner.vocab_size)
+        commits = Commits(
+            joined.checkpoints,
+            context.speaker,
+            joined.claim,
+            run,
+            history=joined.history,
+            keep=config.checkpoints.keep,
+            committed_step=joined.step,
+        )
         return _Line(joined, intake, commits, Stepping(context, run, config, joined, intake, commits, self._device))
 
     async def _live(self, line: _Line, config: RunConfig, tasks: asyncio.TaskGroup) -> None:
@@ -143,7 +199,7 @@ class Training:
         await self._keep(line, tasks)
 
     async def _end(self, line: _Line, tasks: asyncio.TaskGroup) -> None:
-        """Commit what is not committed, say that training ended, let go of all that is held."""
+        """Commit what is not committed, publish that training ended, let go of what is held: the scheduler drops the rest."""
         step, publisher = line.stepping.standing.step, line.joined.publisher
         await line.commits.settle()
         if line.commits.committed_step < step:
@@ -152,8 +208,11 @@ class Training:
         if not publisher.newest_is_full:  # stopped before its last step: what it leaves is loaded by itself all the same
             await publisher.publish(line.joined.learner.weights(), step=step, epoch=self._device.epoch, in_full=True)
         version = publisher.weights_version
-        await self._context.speaker.say(TrainingEnded(run=self.run_name, step=step, weights_version=version))
-        await line.intake.drop(line.intake.book.held, DropReason.RUN_ENDED)
+        await line.joined.claim.append(
+            TrainingEnded(run=self.run_name, step=step, weights_version=version, nonce=line.joined.claim.nonce)
+        )
+        if self._watch is not None:
+            self._watch.cancel()  # from here on the run is the scheduler's to close, by a claim of its own
         await line.intake.finish()
         self._say_state("training ended")
         log.info("training.ended", run=self.run_name, step=step, weights_version=version)
@@ -161,11 +220,10 @@ class Training:
     async def _keep(self, line: _Line, tasks: asyncio.TaskGroup) -> None:
         """Asked to leave: commit the steps since the last checkpoint. Killed at any line of it, it is a commit like others."""
         await line.commits.settle()
-        newest = await self._context.speaker.last(TrainerStarted, self.run_name)
-        ours, living = line.joined.line, 0 if newest is None else newest.line
         committed_step = line.commits.committed_step
-        step = step_to_keep(line.stepping.standing, committed_step=committed_step, line=ours, living_line=living)
+        step = step_to_keep(line.stepping.standing, committed_step=committed_step)
         if step is not None:
+            await line.joined.claim.check()
             self._say_state(f"leaving: commits step {step}")
             await self._begin_commit(line, tasks)
             await line.commits.settle()
@@ -178,3 +236,12 @@ class Training:
 
     def _say_state(self, state: str) -> None:
         say_state(self._context, self.run_name, state)
+
+
+def _first(wrong: BaseExceptionGroup[Superseded]) -> Superseded:
+    """Of several that say the same, one."""
+    each: BaseException = wrong
+    while isinstance(each, BaseExceptionGroup):
+        each = each.exceptions[0]
+    assert isinstance(each, Superseded)
+    return each

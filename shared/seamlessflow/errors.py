@@ -6,8 +6,12 @@
     │   ├── MalformedMessage   bytes on the bus that are not the event they claim to be
     │   └── MessageTooLarge    an event above the payload limit, headers included
     ├── Refused                the bus said no because somebody else was first
-    │   └── SequenceMismatch   an append whose expected last sequence was no longer the last
+    │   ├── SequenceMismatch   an append whose expected last sequence was no longer the last
+    │   └── Superseded         another claim on the run's commits is newer: what is held is handed back
+    ├── Damaged                the store does not have what was written, and several reads agree; trying again does not help
     └── Unavailable            a peer, a store or the server is away; trying again may help
+        ├── WrongBytes         a read brought other bytes than were written
+        ├── Missing            the store answers, and does not have an object that it should have
         └── BusClosed          the connection is closed for good: the process must exit and be restarted
 
 A message says what was expected, what came, whose it was, and what happens now.
@@ -42,8 +46,31 @@ class SequenceMismatch(Refused):
     """The expected last sequence of a subject was no longer the last (JetStream error 10071)."""
 
 
+class Superseded(Refused):
+    """Another claim on the run's commits is newer than ours: nothing of ours counts any more, and what is held is handed back.
+
+    ``is_closing``: that claim is a scheduler's, which closes the run for good.
+    """
+
+    def __init__(self, message: str, *, is_closing: bool = False) -> None:
+        super().__init__(message)
+        self.is_closing = is_closing
+
+
+class Damaged(SeamlessFlowError):
+    """The store does not have what was written, and several reads agree: trying again does not help, a person has to decide."""
+
+
 class Unavailable(SeamlessFlowError):
     """A peer, a store or the server is away; trying again may help."""
+
+
+class WrongBytes(Unavailable):
+    """A read brought other bytes than were written. Another read, another copy or a repaired store may help."""
+
+
+class Missing(Unavailable):
+    """The store answers, and does not have an object that it should have."""
 
 
 class BusClosed(Unavailable):

@@ -179,6 +179,15 @@ class ObjectStore:
         except Exception as wrong:
             raise Unavailable(f"store {self.url}: cannot look for {path}: {_why(wrong)}") from wrong
 
+    def num_bytes(self, path: str) -> int | None:
+        """Of one object. None: it cannot be told, or there is none."""
+        try:
+            self.fs.invalidate_cache()
+            size = self._call("size", self.path(path))
+        except Exception:  # each filesystem raises its own, and whoever asks has a failure of its own to report
+            return None
+        return None if size is None else int(size)
+
     def bytes_below(self, path: str) -> int | None:
         """Of all objects below a folder, as far as the last listing saw them. None: that cannot be told."""
         try:

@@ -29,11 +29,11 @@ from seamlessflow.contracts import (
     GroupDropped,
     GroupTrained,
     Int32s,
+    ResumeRequested,
     Role,
     RoleAssigned,
     RoleReleased,
     RoleTaken,
-    ResumeRequested,
     RolledBack,
     RunEnded,
     RunHeld,
@@ -74,7 +74,7 @@ EXAMPLES: tuple[Event, ...] = (
     RunRequested(run=R, document=DOCUMENT),
     RunStopRequested(run=R, reason="enough"),
     RunStarted(run=R, document=DOCUMENT),
-    RunEnded(run=R, reason="completed", steps=60),
+    RunEnded(run=R, reason="completed", steps=60, nonce="n3"),
     RunHeld(run=R, reason="checkpoint of step 4 is damaged", nonce="n2"),
     ResumeRequested(run=R, request="q1", checkpoint_step=2),
     TaskSubmitted(
@@ -266,10 +266,10 @@ EXAMPLES: tuple[Event, ...] = (
     GroupTrained(
         run=R, group="t7", step=4, episodes=(EpisodeTokens(episode=E, trained=20, masked={"stale": 3, "too_long": 1}),)
     ),
-    GroupDropped(run=R, group="t8", reason=DropReason.ZERO_VARIANCE),
-    TrainerStarted(run=R, line=2, step=4, weights_version=9),
+    GroupDropped(run=R, group="t8", reason=DropReason.ZERO_VARIANCE, nonce="n2"),
+    TrainerStarted(run=R, line=2, step=4, weights_version=9, nonce="n2"),
     TrainingEndRequested(run=R, reason="tasks_ended", train_rest=True),
-    TrainingEnded(run=R, step=60, weights_version=61, failure="trainer: the model is gone"),
+    TrainingEnded(run=R, step=60, weights_version=61, failure="trainer: the model is gone", nonce="n2"),
     WeightsPublished(run=R, weights_version=5, step=4, path="demo-1/weights/00000005", num_bytes=269000000, wall_seconds=0.5),
     WeightsLoaded(
         run=R, weights_version=5, worker="host-42", fetch_seconds=0.25, pause_seconds=0.125, num_frozen=12, node="local"

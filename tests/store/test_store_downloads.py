@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.blobs import Store
-from seamlessflow.errors import Unavailable
+from seamlessflow.errors import Unavailable, WrongBytes
 from seamlessflow.weights import MANIFEST, fetch_folder, publish_folder
-from seamlessflow.weights.downloads import PARALLEL_READS, Damaged, download
+from seamlessflow.weights.downloads import PARALLEL_READS, download
 from seamlessflow.weights.hashing import digest_of, hex_of
 from seamlessflow.weights.partfile import PartFile
 from seamlessflow.weights.stored import FileDigests, StoredFile, stored_file
@@ -240,7 +240,7 @@ def test_bytes_that_are_wrong_once_are_read_again_and_wrong_twice_are_damage(loc
     assert (tmp_path / NAME).read_bytes() == CONTENT and reads.count(3000) == 2
 
     wrong_times = 99
-    with pytest.raises(Damaged, match=r"bytes 3000 to 4000 .* do not have the manifest's digest"):
+    with pytest.raises(WrongBytes, match=r"bytes 3000 to 4000 .* do not have the manifest's digest"):
         download(local, f"{PATH}/{NAME}", FILE, tmp_path / "again", parts=tmp_path / "parts")
     assert reads.count(3000) == 4 and not (tmp_path / "again").exists() and not any((tmp_path / "parts").iterdir())
 
@@ -366,7 +366,7 @@ def test_a_file_without_digests_of_its_ranges_is_checked_as_a_whole(watched, tmp
     assert (tmp_path / NAME).read_bytes() == CONTENT and len(watched.begins) == len(FILE.ranges)
 
     watched.write(f"{PATH}/{NAME}", CONTENT[:-1] + b"!")
-    with pytest.raises(Damaged, match="do not have the manifest's digest"):
+    with pytest.raises(WrongBytes, match="do not have the manifest's digest"):
         download(watched, f"{PATH}/{NAME}", old, tmp_path / "other", parts=tmp_path / "parts")
     assert not list(tmp_path.glob("other*")) and not list(tmp_path.glob("parts/*"))
 

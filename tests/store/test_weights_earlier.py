@@ -9,13 +9,12 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from seamlessflow.blobs import Store  # noqa: E402
-from seamlessflow.errors import BadInput, Unavailable  # noqa: E402
+from seamlessflow.errors import BadInput, Unavailable, WrongBytes  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path, weights_path  # noqa: E402
 from seamlessflow.weights.adapters import ADAPTER_FILE  # noqa: E402
 from seamlessflow.weights.collection import Collection  # noqa: E402
 from seamlessflow.weights.delta import encode  # noqa: E402
 from seamlessflow.weights.digests import tensor_digests  # noqa: E402
-from seamlessflow.weights.downloads import Damaged  # noqa: E402
 from seamlessflow.weights.fetching import Held, fetch_version  # noqa: E402
 from seamlessflow.weights.folders import publish_folder  # noqa: E402
 from seamlessflow.weights.inventory import inventory  # noqa: E402
@@ -85,7 +84,7 @@ def test_damage_to_it_is_found(earlier: Store, tmp_path: Path, may_link: bool):
     """In the range where it is."""
     damage(earlier, f"{path_of(FULL, 0)}/{WEIGHTS_FILE}")
 
-    with pytest.raises(Damaged, match=r"bytes \d+ to \d+ .* do not have the manifest's digest"):
+    with pytest.raises(WrongBytes, match=r"bytes \d+ to \d+ .* do not have the manifest's digest"):
         fetch_version(earlier, path_of(FULL, 0), 0, tmp_path / "here", may_link=may_link)
 
 

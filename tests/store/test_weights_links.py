@@ -12,11 +12,11 @@ import pytest
 
 from seamlessflow import object_store
 from seamlessflow.blobs import Store
-from seamlessflow.errors import Unavailable
+from seamlessflow.errors import Unavailable, WrongBytes
 from seamlessflow.store_calls import Limits
 from seamlessflow.store_links import make_link
 from seamlessflow.weights import WEIGHTS_FILE, downloads, publish_folder, weights_path
-from seamlessflow.weights.downloads import Damaged, download
+from seamlessflow.weights.downloads import download
 from seamlessflow.weights.fetching import fetch_version
 from seamlessflow.weights.stored import FileDigests, StoredFile
 from seamlessflow.weights.tensorfile import map_tensors
@@ -216,7 +216,7 @@ def test_the_base_of_an_adapter_is_linked_and_stays_as_it_is(tmp_path: Path):
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"!", CONTENT[:-1], b""], ids=["other", "short", "empty"])
 def test_a_damaged_one_is_no_better_for_being_linked(local: Store, tmp_path: Path, content: bytes):
     local.write(f"{PATH}/{NAME}", content)
-    with pytest.raises(Damaged, match="do not have the manifest's digest"):
+    with pytest.raises(WrongBytes, match="do not have the manifest's digest"):
         download(local, f"{PATH}/{NAME}", described(CONTENT), tmp_path / NAME, may_link=True)
 
     assert not list(tmp_path.glob(f"{NAME}*")) and stored(local, f"{PATH}/{NAME}").read_bytes() == content

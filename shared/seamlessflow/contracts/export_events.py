@@ -40,9 +40,9 @@ Generated from `seamlessflow.contracts` by `./task schemas`; do not edit.
 Everything any service says is an event: published once on its subject, stored in the run's journal `J_<run>`, and
 copied by the server into the queue of every service that must act on it. An event is *once* when a second one on the
 same subject is refused by the server, whoever says it, and *by claim* when the server refuses it unless the publisher's
-claim (TrainerClaimed, or what was appended under it) is still the newest of the run. The message id makes repeats of one fact harmless; the run's name
-is put in front of it. Payloads are msgpack maps with the fields below and `event` (`CallRequested/1`), or JSON with the
-header `Content-Type: application/json`. JSON Schemas are in [schemas/](../schemas).
+claim (TrainerClaimed, or what was appended under it) is still the newest of the run. The message id makes repeats of one
+fact harmless; the run's name is put in front of it. Payloads are msgpack maps with the fields below and `event`
+(`CallRequested/1`), or JSON with the header `Content-Type: application/json`. JSON Schemas are in [schemas/](../schemas).
 """
 
 _BUCKET_RECORDS: dict[str, tuple[str, str, str]] = {

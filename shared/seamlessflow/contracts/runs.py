@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import Event, RawBytes, Token
+from pydantic import Field
+
+from .base import Event, RawBytes, Token, says_nothing
 
 
 class RunRequested(Event):
@@ -50,6 +52,8 @@ class RunEnded(Event):
     reason: str
     """completed, tasks_ended, nothing_left_to_learn, journal_full, stopped, or what failed."""
     steps: int
+    nonce: str = Field(default="", exclude_if=says_nothing)
+    """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 
 class TaskSubmitted(Event):

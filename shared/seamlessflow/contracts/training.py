@@ -100,6 +100,8 @@ class GroupDropped(Event):
 
     group: Token
     reason: DropReason
+    nonce: str = Field(default="", exclude_if=says_nothing)
+    """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 
 class StepsCommitted(Event):
@@ -137,6 +139,8 @@ class TrainerStarted(Event):
     line: int
     step: int
     weights_version: int
+    nonce: str = Field(default="", exclude_if=says_nothing)
+    """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 
 class TrainingEndRequested(Event):
@@ -154,6 +158,8 @@ class TrainingEnded(Event):
     weights_version: int
     failure: str = ""
     """Why the trainer cannot go on, for people: the run ends with it. Empty: nothing failed."""
+    nonce: str = Field(default="", exclude_if=says_nothing)
+    """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 
 class WeightsPublished(Event):

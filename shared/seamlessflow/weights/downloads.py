@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from ..blobs import Store
-from ..errors import Unavailable
+from ..errors import Missing, Unavailable, WrongBytes
 from .hashing import hex_of, new_hash
 from .linkfile import LinkedFile
 from .partfile import PartFile, forget_parts
@@ -37,10 +37,6 @@ KEPT_PARTS = 2
 
 Arriving = PartFile | LinkedFile
 ReadRange = Callable[[int, int], bytes]
-
-
-class Damaged(Unavailable):
-    """The store has other bytes than were written; it may have the right ones again."""
 
 
 class DiskTrouble(Unavailable):
@@ -62,8 +58,8 @@ def download(
     may_link: nobody will write into ``target``, so where the store is on its disk it may be the store's own file.
     parts: a folder, on the disk of ``target``, where what arrived is kept if the rest does not, for a later call, as far as
     it can be checked then. None: nothing is kept. should_stop: looked at before each range.
-    Raises Unavailable: Damaged where bytes are not those of the manifest, DiskTrouble where they cannot be written, others when
-    the store refuses or it was asked to stop.
+    Raises Unavailable: WrongBytes where bytes are not those of the manifest, DiskTrouble where they cannot be written, others
+    when the store refuses or it was asked to stop.
     """
     if not file.ranges:  # what was left of it could not be told from damage
         parts = None
@@ -75,8 +71,11 @@ def download(
         _Reads(read, path, file, local, should_stop).read(missing)
         target.parent.mkdir(parents=True, exist_ok=True)
         local.move_to(target)
-    except Damaged:
+    except WrongBytes:
         local.remove()
+        raise
+    except Unavailable as wrong:
+        _require_whole(store, path, file, wrong)
         raise
     except OSError as wrong:  # the store's own are Unavailable by now
         local.remove()  # others may need the room
@@ -91,6 +90,13 @@ def download(
     return sum(end - begin for begin, end in (spans[number] for number in missing))
 
 
+def _require_whole(store: Store, path: str, file: StoredFile, wrong: Unavailable) -> None:
+    """Raises WrongBytes where the object has another length than was written: some stores refuse a range behind its end."""
+    found = store.num_bytes(path)
+    if found not in (None, file.num_bytes):
+        raise WrongBytes(f"{path} has {found} bytes, and {file.num_bytes} were written; nothing was loaded") from wrong
+
+
 def _linked(store: Store, path: str, file: StoredFile, target: Path) -> LinkedFile | None:
     """None: it has to be copied."""
     link = target.with_name(f"{target.name}.{uuid.uuid4().hex}.link")  # one that hangs must not meet the next one's
@@ -98,7 +104,7 @@ def _linked(store: Store, path: str, file: StoredFile, target: Path) -> LinkedFi
 
 
 def check_in_store(store: Store, path: str, file: StoredFile) -> None:
-    """Read a file without keeping it. Raises Damaged unless it has the bytes it was written with; Unavailable."""
+    """Read a file without keeping it. Raises WrongBytes unless it has the bytes it was written with; Unavailable."""
     whole = new_hash(file.algorithm)
     try:
         for begin, end in file.spans():
@@ -106,7 +112,7 @@ def check_in_store(store: Store, path: str, file: StoredFile) -> None:
     except FileNotFoundError as wrong:
         raise Unavailable(f"{path} was written and is not in the store") from wrong
     if whole.hexdigest() != file.hex_digest:
-        raise Damaged(f"{path} is not read as it was written")
+        raise WrongBytes(f"{path} is not read as it was written")
 
 
 class _Reads:
@@ -126,7 +132,9 @@ class _Reads:
         if self._failure is not None:
             raise self._failure
         if digest is not None and digest != self._file.hex_digest:
-            raise Damaged(f"{self._path}: {self._file.num_bytes} bytes do not have the manifest's digest; nothing was loaded")
+            raise WrongBytes(
+                f"{self._path}: {self._file.num_bytes} bytes do not have the manifest's digest; nothing was loaded"
+            )
 
     def _digest_in_order(self, reads: list[Future[None]]) -> str:
         """Of the whole, from front to back as ranges arrive: what was just written is in the page cache still."""
@@ -153,20 +161,20 @@ class _Reads:
         begin, end = self._spans[number]
         failure, seen = Unavailable(f"{self._path} was given up"), set[str]()
         for pause in (0.0, *PAUSES_SECONDS):
-            longer = 0.0 if isinstance(failure, Damaged) else random.uniform(0.5, 1.5)  # noqa: S311 (no secret)
+            longer = 0.0 if isinstance(failure, WrongBytes) else random.uniform(0.5, 1.5)  # noqa: S311 (no secret)
             if self._should_stop() or self._ended.wait(pause * longer):
                 break
             try:
                 content = self._read(begin, end)
             except FileNotFoundError as wrong:
-                raise Unavailable(f"{self._path} is in the manifest and not in the store; nothing was loaded") from wrong
+                raise Missing(f"{self._path} is in the manifest and not in the store; nothing was loaded") from wrong
             except Unavailable as wrong:
                 failure = wrong
                 continue
             digest = hex_of(content, self._file.algorithm)
             if self._is_right(number, content, digest):
                 return content
-            failure = Damaged(
+            failure = WrongBytes(
                 f"{self._path}: bytes {begin} to {end} ({len(content)} came) do not have the manifest's digest; "
                 "nothing was loaded"
             )

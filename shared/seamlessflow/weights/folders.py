@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from ..blobs import Store
-from ..errors import Unavailable
+from ..errors import WrongBytes
 from .downloads import check_in_store, download
 from .stored import RANGE_BYTES, FileDigests, StoredFile, plain_name, stored_file
 
@@ -90,7 +90,7 @@ def remove_folder(store: Store, path: str) -> None:
 def fetch_folder(store: Store, path: str, target: Path) -> dict[str, object]:
     """Bring a complete folder here, every file checked against its digests; returns the manifest.
 
-    Raises FileNotFoundError when there is no manifest, Unavailable when a file is missing or differs.
+    Raises FileNotFoundError when there is no manifest, Missing when a file is, WrongBytes when one differs, Unavailable.
     """
     manifest, files = _read_manifest(store, path)
     target.mkdir(parents=True, exist_ok=True)
@@ -107,4 +107,4 @@ def _read_manifest(store: Store, path: str) -> tuple[dict[str, object], dict[str
         assert isinstance(files, dict)
         return manifest, {plain_name(name): stored_file(listed) for name, listed in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as wrong:
-        raise Unavailable(f"{path}/{MANIFEST} is not a manifest: {wrong!r}; nothing was loaded") from wrong
+        raise WrongBytes(f"{path}/{MANIFEST} is not a manifest: {wrong!r}; nothing was loaded") from wrong

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import structlog
 
 from ..bus.base import Bus, KeyValue
-from ..codec import pack_record, unpack_record
-from ..contracts import WeightsHead, WeightsReading
+from ..codec import decode, pack_record, unpack_record
+from ..contracts import WeightsHead, WeightsPublished, WeightsReading
+from ..contracts.addresses import subject_filter
 from ..contracts.routes import READERS_BUCKET, WEIGHTS_BUCKET
+from ..contracts.streams import journal
 from ..errors import MalformedMessage, SeamlessFlowError, Unavailable
 from .keeping import may_be_read
 
@@ -47,9 +49,27 @@ class Readings:
 
 
 async def read_head(bus: Bus, run: str) -> WeightsHead | None:
-    """The newest complete version of a run; None: nothing was published yet."""
+    """The newest complete version of a run; None: nothing was published yet.
+
+    A head that cannot be read is made up from the journal's newest WeightsPublished; the trainer's next version replaces it.
+    """
     entry = await (await bus.kv(WEIGHTS_BUCKET)).get(run)
-    return None if entry is None else unpack_record(WeightsHead, entry.value)
+    if entry is None:
+        return None
+    try:
+        return unpack_record(WeightsHead, entry.value)
+    except MalformedMessage as wrong:
+        log.warning("weights.head_unreadable", run=run, reason=f"{wrong}; the journal's newest version counts instead")
+        return await head_of_journal(bus, run)
+
+
+async def head_of_journal(bus: Bus, run: str) -> WeightsHead | None:
+    """What the head would be by the journal alone: it is moved after each WeightsPublished. None: there is none."""
+    record = await bus.last(journal(run), subject_filter(WeightsPublished, run=run))
+    newest = None if record is None else decode(record.subject, record.payload, record.headers)
+    if not isinstance(newest, WeightsPublished):
+        return None
+    return WeightsHead(weights_version=newest.weights_version, step=newest.step, path=newest.path, epoch=0)
 
 
 async def read_readings(bus: Bus, run: str) -> Readings:

@@ -1,14 +1,15 @@
-"""Lines of a run: counted on by whoever begins one, and the end of the older of two trainers with one name.
+"""Lines of a run: one more than the newest, and the end of a trainer whose claim on the commits is no longer the newest.
 
-a later line began, and our lease    what the older process does
-still says trainer                   ends with an error, hands its samples back, lets go of the device, commits nothing
-says another node is                 waits for that lease, which sends it away in order
+another claim is newer, and our lease    what the older process does
+still says trainer                       ends with an error, hands its samples back, lets go of the device, commits nothing
+says another node is                     hands its samples back, and is quiet until its lease sends it away
 """
 
 from __future__ import annotations
 
 import asyncio
 import runpy
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -17,12 +18,12 @@ from trainer_accounts import feed
 from trainer_world import NODE, RUN, World
 
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.contracts import Role, Service, StepsCommitted, StepTaken, TrainerStarted, TrainingEnded
-from seamlessflow.errors import Unavailable
-from seamlessflow.runtime import DeviceLock, make_context
+from seamlessflow.contracts import Role, Service, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, TrainingEnded
+from seamlessflow.errors import Superseded, Unavailable
+from seamlessflow.runtime import CommitClaim, DeviceLock, make_context
 from services.trainer import living
 from services.trainer.config import TrainerSettings
-from services.trainer.living import Superseded, begin_line, until_superseded
+from services.trainer.living import LONGEST_PAUSE_SECONDS, pause_seconds
 from services.trainer.publishing import WeightsPublisher
 
 MakeWorld = Callable[..., Awaitable[World]]
@@ -38,22 +39,23 @@ def context_of(world: World):
     return make_context(Service.TRAINER, settings, MemoryBus(world.server), capabilities=("train",))
 
 
-def began(line: int, weights_version: int = 99) -> TrainerStarted:
-    return TrainerStarted(run=RUN, line=line, step=0, weights_version=weights_version)
+def claim_of(world: World) -> CommitClaim:
+    """Another trainer's, not taken yet."""
+    return CommitClaim(world.bus, world.speaker, RUN, "trainer another")
 
 
 async def test_the_older_of_two_trainers_of_one_name_ends_and_says_why(make_world: MakeWorld) -> None:
-    """Not with 0; the step it took belongs to an abandoned line, and its samples are for the other one at once."""
+    """Not with 0; the step it took is not committed, and its samples are for the other one at once."""
     world = await make_world(steps=3, max_staleness=9)
     await world.lease(Role.TRAIN)
     device = DeviceLock(world.folder / "work", NODE)
 
-    with pytest.raises(Superseded, match=f"line 2 of run {RUN} began while line 1 .* node {NODE} .*SEAMLESSFLOW_NODE"):
+    with pytest.raises(Superseded, match=f"claim of line 1 on run {RUN} is not the newest.*line 2.*{NODE}.*SEAMLESSFLOW_NODE"):
         async with world.trainer():
             await feed(world, ["g0", "g1"])
             await world.hears(StepTaken)
             assert not is_free(device)
-            await world.speaker.say(began(2))
+            await claim_of(world).take()
             await until(lambda: is_free(device))
 
     assert await world.heard(StepsCommitted) == []
@@ -68,7 +70,7 @@ async def test_the_older_of_two_does_not_end_the_run_for_the_other(make_world: M
         async with world.trainer():
             await world.hears(TrainerStarted)
             await asyncio.sleep(0.1)  # it waits for groups
-            await world.speaker.say(began(2))
+            await claim_of(world).take()
             await asyncio.sleep(5)
 
     assert await world.heard(TrainingEnded) == []
@@ -90,38 +92,66 @@ async def test_a_store_that_is_away_while_old_versions_are_removed_fails_no_step
 
 
 async def test_a_trainer_whose_lease_went_elsewhere_is_not_in_error(make_world: MakeWorld) -> None:
-    """The next line is another node's by right; this one leaves by its lease, which is on its way."""
-    world = await make_world()
+    """The claim is another node's by right; this one hands its samples back and leaves by its lease, which is on its way."""
+    world = await make_world(max_staleness=9)
+    await world.lease(Role.ROLLOUT)
+    async with world.trainer() as bus:
+        await world.hears(TrainerStarted)
+        await world.lease(Role.ROLLOUT, trainer=False)
+        await claim_of(world).take()
+        await asyncio.sleep(0.3)
+        assert bus.user is not None and not bus.user.done()
+
+
+async def test_a_trainer_that_gets_its_lease_back_begins_another_line(make_world: MakeWorld) -> None:
+    """Also where it never saw the lease in between, which was another node's."""
+    world = await make_world(max_staleness=9)
     await world.lease(Role.ROLLOUT)
     async with world.trainer():
         await world.hears(TrainerStarted)
         await world.lease(Role.ROLLOUT, trainer=False)
-        await world.speaker.say(began(2))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(until_superseded(context_of(world), RUN, 1), 0.2)
+        other = claim_of(world)
+        await other.take()
+        await asyncio.sleep(0.2)
+        await world.lease(Role.ROLLOUT)
+        again = await world.hears(TrainerStarted, count=2)
+
+    assert [each.line for each in await world.heard(TrainerClaimed)] == [1, 2, 3]
+    assert again.line == 3
 
 
-async def test_a_line_of_its_own_or_an_earlier_one_ends_nobody(make_world: MakeWorld) -> None:
-    """Only what comes later counts."""
+async def test_lines_count_on_from_trainers_that_knew_no_claims(make_world: MakeWorld) -> None:
+    """An earlier release began lines by TrainerStarted alone."""
     world = await make_world()
-    await world.lease(Role.ROLLOUT)
-    await world.speaker.say(began(4))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(until_superseded(context_of(world), RUN, 4), 0.2)
+    await world.speaker.say(TrainerStarted(run=RUN, line=6, step=0, weights_version=0))
 
-    assert "line 4" in str(await asyncio.wait_for(until_superseded(context_of(world), RUN, 3), 5))
+    claims = [claim_of(world) for _ in range(3)]
+    await asyncio.gather(*(claim.take() for claim in claims))
+
+    assert sorted(claim.line for claim in claims) == [7, 8, 9]
+    assert [each.line for each in await world.heard(TrainerClaimed)] == [7, 8, 9]
 
 
-async def test_two_that_count_at_the_same_time_get_two_lines(make_world: MakeWorld) -> None:
-    """Both read the same newest line; the journal keeps one of them under the next number, and the other counts on."""
+async def test_processes_that_take_a_run_from_each_other_wait_longer_each_time(make_world: MakeWorld) -> None:
+    """One lost claim costs nothing; of a minute full of them each costs twice as much as the one before, up to a bound."""
     world = await make_world()
-    await world.speaker.say(began(6, weights_version=0))
+    pauses = []
+    for _ in range(9):
+        await claim_of(world).take()
+        pauses.append(await pause_seconds(context_of(world), RUN))
 
-    lines = await asyncio.gather(*(begin_line(context_of(world), RUN, step=0, weights_version=w) for w in (1, 2, 3)))
+    assert pauses == [0, 0, 1, 3, 7, 15, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
-    said = await world.heard(TrainerStarted)
-    assert sorted(lines) == [7, 8, 9] and [each.line for each in said] == [6, 7, 8, 9]
-    assert {each.line: each.weights_version for each in said[1:]} == dict(zip(lines, (1, 2, 3), strict=True))
+
+async def test_old_claims_make_no_process_wait(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was resumed many times is not contended for."""
+    world = await make_world()
+    for _ in range(5):
+        await claim_of(world).take()
+    now = time.time()
+    monkeypatch.setattr(living.time, "time", lambda: now + living.CONTENTION_SECONDS + 1)
+
+    assert await pause_seconds(context_of(world), RUN) == 0
 
 
 def test_the_process_exits_with_1_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,112 @@
+"""Which checkpoint a line goes on from: the one that the journal's newest commit names, or the one that a person asked for.
+
+the journal                                        what is restored                     what is appended
+nothing was committed                              nothing: the base model, step 0      -
+its newest commit or rollback names a checkpoint   exactly that one                     -
+an earlier release's, without claims               its highest complete one             a copy of it, StepsCommitted
+a rollback is requested and not done               the kept one of that step            RolledBack
+
+A checkpoint that is damaged, and checkpoints that the journal does not explain, hold the run: a person decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from seamlessflow.commit_history import Commit, CommitHistory
+from seamlessflow.contracts import ResumeRequested, RolledBack
+from seamlessflow.errors import Damaged, SeamlessFlowError
+from seamlessflow.runtime import CommitClaim
+
+from .building import StepLearner
+from .checkpoints import Checkpoint, CheckpointStore, snapshot
+from .commits import append_patiently, commit_of
+from .threads import in_thread, patiently
+
+log = structlog.get_logger()
+
+
+class Held(SeamlessFlowError):
+    """The run cannot go on before a person decides. The message says what is wrong and what can be done."""
+
+
+async def restore(
+    claim: CommitClaim,
+    run: str,
+    history: CommitHistory,
+    request: ResumeRequested | None,
+    checkpoints: CheckpointStore,
+    learner: StepLearner,
+    *,
+    keep: int,
+) -> int:
+    """Load what training goes on from; returns its step, 0 without a checkpoint. ``history`` takes in what is appended.
+
+    ``request``: the newest one of a person. Raises Held, Superseded; BadInput for a checkpoint of another model.
+    """
+    unexplained = await patiently("checkpoint.list", checkpoints.unexplained, history)
+    if request is not None and request.checkpoint_step is not None and not history.serves(request.request):
+        target = _kept_of_step(run, history, request.checkpoint_step, keep)
+        checkpoint = await _load(run, target.checkpoint, checkpoints, learner)
+        rolled_back = RolledBack(
+            run=run,
+            step=checkpoint.step,
+            line=claim.line,
+            nonce=claim.nonce,
+            checkpoint=target.checkpoint,
+            request=request.request,
+            passed_over=tuple(unexplained),
+        )
+        await claim.append(rolled_back)
+        taken_back = history.apply(rolled_back)
+        log.warning("run.rolled_back", run=run, step=checkpoint.step, groups=len(taken_back))
+        return checkpoint.step
+    if unexplained:
+        raise Held(
+            f"the store has checkpoints that the journal does not explain, as after a power loss that took its end: "
+            f"{', '.join(unexplained)}; nothing is committed beside them. {_advice(run)}"
+        )
+    if history.newest is not None and history.newest.has_claim:
+        return (await _load(run, history.newest.checkpoint, checkpoints, learner)).step
+    earlier = await patiently("checkpoint.list", checkpoints.newest_of_earlier_release)
+    if earlier is None:
+        if history.newest is not None:  # an earlier release committed, and its checkpoint is gone
+            return (await _load(run, history.newest.checkpoint, checkpoints, learner)).step
+        return 0
+    checkpoint = await _load(run, earlier, checkpoints, learner)
+    ours = replace(checkpoint, line=claim.line, nonce=claim.nonce)
+    copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))
+    path = await patiently("checkpoint.write", checkpoints.write, ours, copied)  # others may write into an earlier one's folder
+    committed = commit_of(run, claim, path, ours)
+    await append_patiently(claim, committed)
+    history.apply(committed)
+    return checkpoint.step
+
+
+async def _load(run: str, path: str, checkpoints: CheckpointStore, learner: StepLearner) -> Checkpoint:
+    try:
+        checkpoint, tensors = await patiently("checkpoint.read", checkpoints.read, path)
+    except Damaged as wrong:
+        raise Held(f"{wrong}. {_advice(run)}") from wrong
+    await in_thread(learner.restore, tensors.weights, tensors.optimizer_state)
+    return checkpoint
+
+
+def _kept_of_step(run: str, history: CommitHistory, step: int, keep: int) -> Commit:
+    """The newest commit of a step among those whose checkpoints no trainer removes. Raises Held."""
+    targets = history.targets(keep)
+    for commit in reversed(targets):
+        if commit.step == step:
+            return commit
+    steps = sorted({commit.step for commit in targets})
+    there = f"those of steps {', '.join(map(str, steps))}" if steps else "none"
+    raise Held(f"a checkpoint of step {step} was asked for, and {there} are kept. {_advice(run)}")
+
+
+def _advice(run: str) -> str:
+    return (
+        f"`seamlessflow checkpoints list {run}` shows what there is; bring the files back and go on with "
+        f"`seamlessflow train --resume {run}`, or go back to another one with `--checkpoint STEP`"
+    )
