@@ -6,6 +6,10 @@ Two adapters keep these promises and pass one test suite (tests/bus): ``jetstrea
   A message whose id the journal saw in the last ten minutes is stored once (``Stored.duplicate``).
 * **append** is publish with an expected last sequence: the only fence there is. It raises ``SequenceMismatch`` and
   stores nothing when somebody else was first. A lost acknowledgement is told apart by the message id (see below).
+  The expectation is checked before the id: a message whose id is known is refused, too, once its expectation no longer
+  holds. So a refusal of a message that compares another subject does not tell whether an earlier try stored it, and a
+  late writer is never answered by the duplicate of its successor's message. While the expectation holds, a repeat
+  is stored once as long as the journal knows the id, and a second time after that.
 * **consume** keeps a standing pull open on a durable consumer for as long as the subscription lives, through server
   restarts. Every message is delivered at least once; several handlers run at a time, bounded by ``credit``.
 * **leave** stops pulling, hands back what still arrives, and waits for running handlers; no message is stranded.

@@ -31,7 +31,10 @@ class MemoryLog:
         return any(matches(pattern, subject) for pattern in self.spec.subjects)
 
     def append(self, message: Message) -> tuple[Stored, Record | None]:
-        """Store, unless the id is known (then no record) or somebody else was first (SequenceMismatch)."""
+        """Store, unless another message was first (SequenceMismatch) or the id is known (then no record).
+
+        The expectation comes before the id, as on a server whose stream has one replica.
+        """
         if message.expected_last_seq is not None and (mine := self._fenced(message, message.expected_last_seq)):
             return Stored(mine.seq, duplicate=True), None
         now = time.monotonic()
@@ -71,7 +74,8 @@ class MemoryLog:
         rival = self.first(compared, expected + 1)
         if rival is not None and rival.message_id == message.message_id:
             return rival
+        first = f"{rival.message_id} (sequence {rival.seq})" if rival else "nothing that is still stored"
         raise SequenceMismatch(
-            f"{message.message_id} expected {expected} to be the last sequence of {compared}, "
-            f"which is {last.seq if last else 0}; nothing was stored"
+            f"{message.message_id} expected {expected} to be the last sequence of {compared}, but {first} came after "
+            f"it (wrong last sequence: {last.seq if last else 0}); nothing was stored"
         )
