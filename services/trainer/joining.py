@@ -21,12 +21,10 @@ from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
     GroupDropped,
     GroupTrained,
-    ResumeRequested,
-    RunEnded,
     TrainerStarted,
-    TrainingEnded,
     WeightsPublished,
 )
+from seamlessflow.errors import MalformedMessage
 from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import CommitClaim, Context, publish_account, read_commits
@@ -39,7 +37,7 @@ from .checkpoints import CheckpointStore
 from .config import TrainerSettings
 from .loading import model_files, served_dtype
 from .publishing import WeightsPublisher
-from .restoring import restore
+from .restoring import ADVICE, Held, restore
 from .threads import in_thread, patiently
 
 log = structlog.get_logger()
@@ -77,19 +75,21 @@ async def join_run(
     epoch: int,
     build: BuildLearner,
 ) -> Joined | None:
-    """None: training is over. Raises BadInput for a model that cannot be trained, Held where a person has to decide, Superseded
-    where the run is another's, Unavailable for a model that cannot be had."""
+    """None: training is over, or a person has to decide first.
+
+    Raises BadInput for a model that cannot be trained, Held where it is for a person to decide from here on, Superseded where
+    the run is another's, Unavailable for a model that cannot be had.
+    """
     folder = await patiently("model.resolve", resolve_model, config.model.name, settings.model_cache)
     learner = await in_thread(build, folder, config, settings)
     await claim.take()
-    if await is_over(context, run):  # not before: an end is published by claim, too, so from here on none is missed
+    history = await _read_history(context, run)  # not before: ends are published by claim, too, so from here on none is missed
+    if history.is_over or history.held is not None:
         return None
     checkpoints = CheckpointStore(context.store, run, settings.work_dir)
     await patiently("checkpoint.bar", checkpoints.bar_earlier_releases)
-    history = await read_commits(context.bus, context.speaker, run)
     await publish_account(context.speaker, run, history.newest_account)  # before a rollback takes it back
-    request = await context.speaker.last(ResumeRequested, run)
-    step = await restore(claim, run, history, request, checkpoints, learner, keep=config.checkpoints.keep)
+    step = await restore(claim, run, history, checkpoints, learner, keep=config.checkpoints.keep)
     await publish_account(context.speaker, run, history.newest_account)
     steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
     dtype = served_dtype(folder, config.model.dtype)
@@ -116,9 +116,12 @@ async def join_run(
     return Joined(learner, publisher, checkpoints, claim, history, steps, step, closed, named)
 
 
-async def is_over(context: Context, run: str) -> bool:
-    """Whether the run is trained no more."""
-    return any([await context.speaker.first(end, run) is not None for end in (TrainingEnded, RunEnded)])
+async def _read_history(context: Context, run: str) -> CommitHistory:
+    """Raises Held where a commit cannot be read: an account that is too large for a message rests in the store."""
+    try:
+        return await read_commits(context.bus, context.speaker, run)
+    except MalformedMessage as wrong:
+        raise Held(f"a commit in the journal cannot be read: {wrong}. {ADVICE.format(run=run)}") from wrong
 
 
 async def _adapter_maker(context: Context, run: str, learner: StepLearner, dtype: torch.dtype) -> AdapterMaker | None:

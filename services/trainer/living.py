@@ -43,10 +43,12 @@ async def until_superseded(context: Context, run: str, claim: CommitClaim, histo
         try:
             await claim.check()
             request = await context.speaker.last(ResumeRequested, run)
-            if request is not None and request.checkpoint_step is not None and not history.serves(request.request):
+            if request is not None:
+                history.apply(request)
+            if history.wanted_step is not None:
                 raise RollbackWanted(
-                    f"run {run} is to go back to the checkpoint of step {request.checkpoint_step}: line {claim.line} ends, and "
-                    "the next one begins there"
+                    f"run {run} is to go back to the checkpoint of step {history.wanted_step}: line {claim.line} ends, and the "
+                    "next one begins there"
                 )
         except (BusClosed, Superseded):
             raise

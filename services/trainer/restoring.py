@@ -16,7 +16,7 @@ from dataclasses import replace
 import structlog
 
 from seamlessflow.commit_history import Commit, CommitHistory
-from seamlessflow.contracts import ResumeRequested, RolledBack
+from seamlessflow.contracts import RolledBack
 from seamlessflow.errors import Damaged, SeamlessFlowError
 from seamlessflow.runtime import CommitClaim
 
@@ -28,6 +28,13 @@ from .threads import in_thread, patiently
 log = structlog.get_logger()
 
 
+ADVICE = (
+    "`seamlessflow checkpoints list {run}` shows what there is; bring the files back and go on with "
+    "`seamlessflow train --resume {run}`, or go back to another one with `--checkpoint STEP`"
+)
+"""What can be done about a run that is held."""
+
+
 class Held(SeamlessFlowError):
     """The run cannot go on before a person decides. The message says what is wrong and what can be done."""
 
@@ -36,7 +43,6 @@ async def restore(
     claim: CommitClaim,
     run: str,
     history: CommitHistory,
-    request: ResumeRequested | None,
     checkpoints: CheckpointStore,
     learner: StepLearner,
     *,
@@ -44,11 +50,11 @@ async def restore(
 ) -> int:
     """Load what training goes on from; returns its step, 0 without a checkpoint. ``history`` takes in what is appended.
 
-    ``request``: the newest one of a person. Raises Held, Superseded; BadInput for a checkpoint of another model.
+    Raises Held, Superseded; BadInput for a checkpoint of another model.
     """
     unexplained = await patiently("checkpoint.list", checkpoints.unexplained, history)
-    if request is not None and request.checkpoint_step is not None and not history.serves(request.request):
-        target = _kept_of_step(run, history, request.checkpoint_step, keep)
+    if history.request is not None and history.wanted_step is not None:
+        target = _kept_of_step(run, history, history.wanted_step, keep)
         checkpoint = await _load(run, target.checkpoint, checkpoints, learner)
         rolled_back = RolledBack(
             run=run,
@@ -56,7 +62,7 @@ async def restore(
             line=claim.line,
             nonce=claim.nonce,
             checkpoint=target.checkpoint,
-            request=request.request,
+            request=history.request.request,
             passed_over=tuple(unexplained),
         )
         await claim.append(rolled_back)
@@ -66,7 +72,7 @@ async def restore(
     if unexplained:
         raise Held(
             f"the store has checkpoints that the journal does not explain, as after a power loss that took its end: "
-            f"{', '.join(unexplained)}; nothing is committed beside them. {_advice(run)}"
+            f"{', '.join(unexplained)}; nothing is committed beside them. {ADVICE.format(run=run)}"
         )
     if history.newest is not None and history.newest.has_claim:
         return (await _load(run, history.newest.checkpoint, checkpoints, learner)).step
@@ -89,7 +95,7 @@ async def _load(run: str, path: str, checkpoints: CheckpointStore, learner: Step
     try:
         checkpoint, tensors = await patiently("checkpoint.read", checkpoints.read, path)
     except Damaged as wrong:
-        raise Held(f"{wrong}. {_advice(run)}") from wrong
+        raise Held(f"{wrong}. {ADVICE.format(run=run)}") from wrong
     await in_thread(learner.restore, tensors.weights, tensors.optimizer_state)
     return checkpoint
 
@@ -102,11 +108,4 @@ def _kept_of_step(run: str, history: CommitHistory, step: int, keep: int) -> Com
             return commit
     steps = sorted({commit.step for commit in targets})
     there = f"those of steps {', '.join(map(str, steps))}" if steps else "none"
-    raise Held(f"a checkpoint of step {step} was asked for, and {there} are kept. {_advice(run)}")
-
-
-def _advice(run: str) -> str:
-    return (
-        f"`seamlessflow checkpoints list {run}` shows what there is; bring the files back and go on with "
-        f"`seamlessflow train --resume {run}`, or go back to another one with `--checkpoint STEP`"
-    )
+    raise Held(f"a checkpoint of step {step} was asked for, and {there} are kept. {ADVICE.format(run=run)}")

@@ -15,13 +15,14 @@ lost at any line: committed steps are in a checkpoint, and the samples of all ot
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 
 from seamlessflow.contracts import RunHeld, Service, TrainingEnded
 from seamlessflow.contracts.streams import consumer_name, queue_stream
-from seamlessflow.errors import BadInput, Superseded
+from seamlessflow.errors import BadInput, MalformedMessage, Superseded
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import CommitClaim, Context, read_commits, read_run
 
@@ -31,7 +32,7 @@ from .config import TrainerSettings
 from .device_turn import DeviceTurn
 from .groups import GroupBook
 from .intake import Intake
-from .joining import Joined, is_over, join_run
+from .joining import Joined, join_run
 from .living import is_named, pause_seconds, until_superseded
 from .restoring import Held
 from .saying import cannot_begin, say_state
@@ -91,14 +92,15 @@ class Training:
             await self._superseded(wrong)
 
     async def _until_started(self) -> RunConfig | None:
-        """The run's document, once there is one. None: training is over, which a claim would only disturb."""
+        """The run's document, once there is one. None: training is over, or held, which a claim would only disturb."""
         self._say_state("waiting for the run to start")
         context, run = self._context, self.run_name
         config = await read_run(context.speaker, run)
-        is_closing = (await read_commits(context.bus, context.speaker, run)).is_closing
-        if is_closing or await is_over(context, run):
-            log.info("training.over", run=run)
-            return None
+        with suppress(MalformedMessage):  # after the claim the run is held for it
+            history = await read_commits(context.bus, context.speaker, run)
+            if history.is_over or history.is_closing or history.held is not None:
+                log.info("training.not_begun", run=run, held=history.held is not None)
+                return None
         return config
 
     async def _join(self, config: RunConfig) -> Joined | None:
@@ -116,7 +118,7 @@ class Training:
             self._say_state(f"held: {wrong}")
             return None
         if joined is None:
-            log.info("training.over", run=run)
+            log.info("training.not_begun", run=run)
         return joined
 
     async def _train(self, config: RunConfig, joined: Joined) -> None:

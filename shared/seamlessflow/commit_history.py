@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from .contracts import (
     Event,
     GroupDropped,
+    ResumeRequested,
     RolledBack,
     RunEnded,
     RunHeld,
@@ -54,6 +55,12 @@ class CommitHistory:
     claim_times: list[float] = field(default_factory=list)
     named: list[Commit] = field(default_factory=list)
     """Every StepsCommitted and RolledBack that counted when it was stored, oldest first."""
+    is_over: bool = False
+    """Nothing is trained any more."""
+    held: RunHeld | None = None
+    """Why the run waits for a person. None: it does not."""
+    request: ResumeRequested | None = None
+    """The newest one of a person."""
     _surviving: list[Commit] = field(default_factory=list)
     _passed_over: set[str] = field(default_factory=set)
     _requests: set[str] = field(default_factory=set)
@@ -79,7 +86,14 @@ class CommitHistory:
                 self.named.append(commit)
                 self._surviving.append(commit)
             case RolledBack() if self.accepts(event):
+                self.held = None
                 return self._roll_back(event, time)
+            case TrainingEnded() | RunEnded() if self.accepts(event):
+                self.is_over = True
+            case RunHeld() if self.accepts(event):
+                self.held = event
+            case ResumeRequested():
+                self.held, self.request = None, event
         return ()
 
     def accepts(self, event: Event) -> bool:
@@ -121,9 +135,11 @@ class CommitHistory:
         """Whether a scheduler closes the run for good."""
         return any(claim.closes for claim in self.claims)
 
-    def serves(self, request: str) -> bool:
-        """Whether a rollback that a person asked for was done."""
-        return request in self._requests
+    @property
+    def wanted_step(self) -> int | None:
+        """Of the checkpoint that a person wants to go back to and the run has not gone back to yet. None: of none."""
+        request = self.request
+        return None if request is None or request.request in self._requests else request.checkpoint_step
 
     def kept(self, keep: int) -> list[str]:
         """Paths of the ``keep`` newest checkpoints, the oldest of them first; none is there twice."""

@@ -20,7 +20,19 @@ import structlog
 
 from ..bus.base import Bus, Record
 from ..commit_history import CommitHistory
-from ..contracts import Event, GroupTrained, RolledBack, StepsCommitted, TrainedGroup, TrainerClaimed, TrainerStarted
+from ..contracts import (
+    Event,
+    GroupTrained,
+    ResumeRequested,
+    RolledBack,
+    RunEnded,
+    RunHeld,
+    StepsCommitted,
+    TrainedGroup,
+    TrainerClaimed,
+    TrainerStarted,
+    TrainingEnded,
+)
 from ..contracts.addresses import subject_filters, subject_of
 from ..contracts.streams import journal
 from ..errors import SequenceMismatch, Superseded
@@ -31,6 +43,8 @@ log = structlog.get_logger()
 CLAIM_PAUSE_SECONDS = 0.05
 """Before a claim is tried again that another one, or a commit, was faster than."""
 
+TOLD = (StepsCommitted, TrainingEnded, RunEnded, RunHeld, ResumeRequested)
+"""Kinds on whose subjects all is that a history is made of."""
 OnCommits = TrainerClaimed | StepsCommitted | RolledBack
 """What shares the subject whose newest message says whose the run is."""
 
@@ -129,9 +143,12 @@ class CommitClaim:
 
 
 async def read_commits(bus: Bus, speaker: Speaker, run: str) -> CommitHistory:
-    """What the journal holds of claims and commits now. Read after a claim was taken, no earlier claim can add to it."""
+    """What the journal holds of claims and commits now. Read after a claim was taken, no earlier claim can add to it.
+
+    Raises MalformedMessage where one cannot be read: leaving it out would bring an older checkpoint back.
+    """
     history = CommitHistory()
-    async for record in bus.read(journal(run), filters=subject_filters(StepsCommitted, run)):
+    async for record in bus.read(journal(run), filters=[each for kind in TOLD for each in subject_filters(kind, run)]):
         history.apply(await speaker.open(record), record.time)
     return history
 

@@ -39,19 +39,15 @@ def test_a_step_that_never_began_was_not_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_between", "committed_step", "living_line", "kept"),
+    ("is_between", "committed_step", "kept"),
     [
-        (False, 3, 2, 5),
-        (False, 5, 2, None),  # nothing new
-        (True, 3, 2, None),  # inexact
-        (False, 3, 3, None),  # a later line began
-        (False, 3, 0, None),  # ours was never said
+        (False, 3, 5),
+        (False, 5, None),  # nothing new
+        (True, 3, None),  # inexact
     ],
 )
-def test_a_step_is_kept_when_it_is_exact_and_new_and_ours(
-    is_between: bool, committed_step: int, living_line: int, kept: int | None
-) -> None:
-    """At step 5, in line 2."""
+def test_a_step_is_kept_when_it_is_exact_and_new(is_between: bool, committed_step: int, kept: int | None) -> None:
+    """At step 5."""
     where = standing(5, is_between=is_between)
 
-    assert step_to_keep(where, committed_step=committed_step, line=2, living_line=living_line) == kept
+    assert step_to_keep(where, committed_step=committed_step) == kept

@@ -93,10 +93,11 @@ def test_a_manifest_that_names_no_base_is_trouble_of_the_store(earlier: Store):
 
 def test_its_checkpoint_is_read(earlier: Store, tmp_path: Path):
     """The run goes on with the step and the tensors of then."""
-    found = CheckpointStore(earlier, FULL, tmp_path / "work").newest()
+    checkpoints = CheckpointStore(earlier, FULL, tmp_path / "work")
+    path = checkpoints.newest_of_earlier_release()
 
-    assert found is not None
-    checkpoint, tensors = found
+    assert path is not None
+    checkpoint, tensors = checkpoints.read(path)
     assert (checkpoint.step, checkpoint.line, checkpoint.trained) == (3, 1, ())
     assert torch.equal(tensors.weights["body"], torch.arange(8.0))
     assert torch.equal(tensors.optimizer_state["body.step"], torch.tensor(3.0))

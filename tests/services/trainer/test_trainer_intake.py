@@ -50,6 +50,7 @@ class Post:
     def __init__(self) -> None:
         self.said: list[Event] = []
         self.inbox = self.speaker = self
+        self.nonce = "ours"
 
     async def open(self, delivery: Any) -> Event:
         await delivery.opened
@@ -59,14 +60,15 @@ class Post:
     async def bury(self, delivery: Any, reason: str) -> None:
         delivery.fate = f"dead: {reason}"
 
-    async def say(self, event: Event) -> None:
+    async def append(self, event: Event) -> None:
         self.said.append(event)
 
 
 def an_intake(post: Post, *, closed: tuple[str, ...] = ()) -> Intake:
     book = GroupBook(group_size=2, max_attempts=2, drop_zero_variance=True, closed=closed)
     context: Any = SimpleNamespace(inbox=post, speaker=post)
-    return Intake(context, RUN, book, group_size=2, vocab_size=VOCABULARY)
+    claim: Any = post
+    return Intake(context, claim, RUN, book, group_size=2, vocab_size=VOCABULARY)
 
 
 async def arrive(intake: Intake, message: Message, failure: Exception | None = None, *, opens: bool = True) -> None:
@@ -139,7 +141,7 @@ async def test_a_group_with_a_member_that_is_a_dead_letter_is_dropped(failure: B
     await arrive(intake, bad, failure)
     await arrive(intake, late)
 
-    assert post.said == [GroupDropped(run=RUN, group="g", reason=DropReason.FAILED)]
+    assert post.said == [GroupDropped(run=RUN, group="g", reason=DropReason.FAILED, nonce="ours")]
     assert bad.fate.startswith("dead: ") and (held.fate, late.fate) == ("ack", "ack")
 
 

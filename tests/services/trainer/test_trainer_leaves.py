@@ -13,6 +13,7 @@ killed at any line of that commit             the same, said by the next line
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -34,10 +35,10 @@ from seamlessflow.contracts import (
     TrainerStarted,
     TrainingEnded,
 )
-from seamlessflow.errors import Unavailable
-from seamlessflow.runtime import DeviceLock
+from seamlessflow.errors import Damaged, Unavailable
+from seamlessflow.runtime import CommitClaim, DeviceLock
 from services.trainer import service
-from services.trainer.checkpoints import Checkpoint, CheckpointStore, Snapshot
+from services.trainer.checkpoints import BARRIER, Checkpoint, CheckpointStore, Snapshot
 from services.trainer.learner import Learner
 from services.trainer.publishing import WeightsPublisher
 
@@ -93,7 +94,7 @@ async def test_without_a_step_there_is_nothing_to_say(make_world: MakeWorld) -> 
     async with world.trainer():
         await world.hears(TrainerStarted)
 
-    assert await committed(world) == [] and world.store.folders(f"{RUN}/checkpoints") == []
+    assert await committed(world) == [] and world.store.folders(f"{RUN}/checkpoints") == [BARRIER]
 
 
 async def test_a_batch_that_waits_for_the_device_is_handed_back(make_world: MakeWorld) -> None:
@@ -159,7 +160,7 @@ async def test_a_step_that_is_learned_and_not_published_is_not_committed(
             await feed(world, GROUPS[:4])
             await asyncio.wait_for(waits.wait(), 30)
 
-    assert await committed(world) == [] and world.store.folders(f"{RUN}/checkpoints") == []
+    assert await committed(world) == [] and world.store.folders(f"{RUN}/checkpoints") == [BARRIER]
     assert (await finishes(world, GROUPS[4:])).step == 0
 
 
@@ -170,6 +171,7 @@ async def test_a_store_that_refuses_is_not_waited_for(make_world: MakeWorld, mon
     in_the_way = world.folder / "store" / RUN / "checkpoints"
     async with world.trainer():
         await takes_two_steps(world)
+        shutil.rmtree(in_the_way)
         in_the_way.write_text("a file where a folder should be")
         left_at = time.monotonic()
     took_seconds = time.monotonic() - left_at
@@ -181,11 +183,11 @@ async def test_a_store_that_refuses_is_not_waited_for(make_world: MakeWorld, mon
 
 
 async def test_a_line_that_was_succeeded_commits_nothing(make_world: MakeWorld) -> None:
-    """Another trainer began at the last checkpoint: our groups are its groups."""
+    """Another trainer claimed the run and goes on from the last checkpoint: our groups are its groups."""
     world = await open_world(make_world)
     async with world.trainer():
         await takes_two_steps(world)
-        await world.speaker.say(TrainerStarted(run=RUN, line=2, step=0, weights_version=2))
+        await CommitClaim(world.bus, world.speaker, RUN, "trainer another").take()
 
     assert await committed(world) == [] and await world.heard(GroupTrained) == []
 
@@ -204,29 +206,34 @@ async def test_a_lease_that_moved_commits_nothing(make_world: MakeWorld) -> None
 
 
 @pytest.mark.parametrize("after_storing", [False, True], ids=["unsaid", "said"])
-@pytest.mark.parametrize(("ending", "occurrence"), [(".closed", 1), (".closed", 4), ("step.2.committed", 1)])
+@pytest.mark.parametrize(("ending", "occurrence"), [(".closed", 1), (".closed", 4), ("training.commits", 2)])
 async def test_killed_while_it_commits_the_next_line_says_the_same(
     ending: str, occurrence: int, after_storing: bool, make_world: MakeWorld
 ) -> None:
-    """The checkpoint is durable: each group is trained once, by the step that was kept."""
+    """Killed before the commit, the checkpoint is garbage and both steps are taken again; after it, each group is trained once,
+    by the step that was kept."""
     world = await open_world(make_world)
     async with world.trainer(on_subject(ending, occurrence), after_storing=after_storing) as bus:
         await takes_two_steps(world)
         assert not bus.died.is_set()
 
     assert bus.died.is_set()
-    assert (await finishes(world, GROUPS[4:])).step == 2
-    assert await committed(world) == [2, 3]
+    is_committed = after_storing or ending == ".closed"
+    assert (await finishes(world, GROUPS[4:])).step == (2 if is_committed else 0)
+    assert await committed(world) == ([2, 3] if is_committed else [3])
 
 
 def test_a_checkpoint_given_up_in_the_middle_does_not_exist(tmp_path: Path) -> None:
-    """As by a kill before the manifest: the one before it is the newest."""
+    """As by a kill before the manifest: the one before it is untouched."""
     checkpoints = CheckpointStore(Store(f"file://{tmp_path}"), RUN, tmp_path / "work")
     tensors = Snapshot({"w": torch.ones(2)}, {"rng.cpu": torch.get_rng_state()})
-    checkpoints.write(Checkpoint(1, 1, ()), tensors)
+    whole = checkpoints.write(Checkpoint(1, 1, (), "n1"), tensors)
     asked = iter([False, False, True])
     with pytest.raises(Unavailable, match="given up"):
-        checkpoints.write(Checkpoint(2, 1, ()), tensors, lambda: next(asked))
+        checkpoints.write(Checkpoint(2, 1, (), "n1"), tensors, lambda: next(asked))
 
-    found = checkpoints.newest()
-    assert found is not None and found[0].step == 1
+    folders = [f"{RUN}/checkpoints/{name}" for name in Store(f"file://{tmp_path}").folders(f"{RUN}/checkpoints")]
+    assert checkpoints.read(whole)[0].step == 1
+    for folder in set(folders) - {whole}:
+        with pytest.raises(Damaged):
+            checkpoints.read(folder)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from trainer_world import World, by_index
 
 from seamlessflow.bus.base import Message
-from seamlessflow.contracts import GroupTrained, StepsCommitted, StepTaken, TrainerStarted, WeightsPublished
+from seamlessflow.contracts import GroupTrained, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, WeightsPublished
 
 
 def on_subject(ending: str, occurrence: int = 1) -> Callable[[Message], bool]:
@@ -56,8 +56,10 @@ async def check_accounts(world: World, groups: list[str], *, num_steps: int) -> 
     assert [version for version, _ in versions] == list(range(len(versions)))
     assert versions[-1][1] == num_steps
     assert (await world.head()).weights_version == versions[-1][0]
+    claims = [claim.line for claim in await world.heard(TrainerClaimed)]
+    assert claims == list(range(1, len(claims) + 1))
     lines = [s.line for s in await world.heard(TrainerStarted)]
-    assert lines == list(range(1, len(lines) + 1))
+    assert lines == sorted(set(lines) & set(claims))
     survived = {s.step: s for s in await world.heard(StepTaken)}  # the last taken of each number
     assert {g.group for g in trained} == {group for s in survived.values() for group in s.groups}
     assert all(g.group in survived[g.step].groups for g in trained)

@@ -1,0 +1,222 @@
+"""Runs that a trainer cannot take up before a person decides: what is wrong is published, and nothing is changed.
+
+what is found                                        what a person can do
+the newest checkpoint is damaged, or gone            bring it back and resume, or go back to another one
+checkpoints that the journal does not explain        go back to one that it names; they count no more
+a rollback to a step of which no checkpoint is kept  ask for another one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+from trainer_accounts import feed
+from trainer_world import RUN, World
+
+from seamlessflow.commit_history import CommitHistory
+from seamlessflow.contracts import (
+    Event,
+    GroupTrained,
+    ResumeRequested,
+    Role,
+    RolledBack,
+    RunHeld,
+    StepsCommitted,
+    TrainerClaimed,
+    TrainerStarted,
+)
+from seamlessflow.weights import MANIFEST
+from services.trainer import checkpoints
+from services.trainer.checkpoints import BARRIER, BARRIER_WORDS
+
+MakeWorld = Callable[..., Awaitable[World]]
+
+
+async def committed_world(make_world: MakeWorld, *, num_steps: int = 1) -> World:
+    """A run of nine steps of which some are committed, and no trainer is there any more."""
+    world = await make_world(steps=9, every_steps=1, max_staleness=9)
+    await world.lease(Role.TRAIN)
+    feeder = asyncio.create_task(feed(world, [f"g{n}" for n in range(2 * num_steps)]))
+    async with world.trainer():
+        await world.hears(StepsCommitted, count=num_steps)
+    await feeder
+    return world
+
+
+async def newest(world: World) -> StepsCommitted:
+    return (await world.heard(StepsCommitted))[-1]
+
+
+def spoil(world: World, path: str) -> bytes:
+    """Other bytes in the place of a file; returns what was there."""
+    content = world.store.read(path)
+    (world.folder / "store" / path).chmod(0o644)
+    world.store.write(path, b"rubbish" + content[7:])
+    return content
+
+
+async def test_a_damaged_checkpoint_holds_the_run(make_world: MakeWorld) -> None:
+    """The reason names the file and what to do; no line begins, and the trainer does not try again and again."""
+    world = await committed_world(make_world)
+    path = f"{(await newest(world)).checkpoint}/optimizer.safetensors"
+    spoil(world, path)
+    async with world.trainer():
+        held = await world.hears(RunHeld)
+        await asyncio.sleep(0.5)
+
+    assert path in held.reason and "3 reads agree" in held.reason and f"seamlessflow train --resume {RUN}" in held.reason
+    assert len(await world.heard(TrainerStarted)) == 1
+    assert [claim.line for claim in await world.heard(TrainerClaimed)] == [1, 2]
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "model.safetensors"])
+async def test_a_checkpoint_of_which_a_file_is_gone_is_damaged_as_well(name: str, make_world: MakeWorld) -> None:
+    """The store answers, and does not have it: waiting would wait for ever."""
+    world = await committed_world(make_world)
+    world.store.remove(f"{(await newest(world)).checkpoint}/{name}")
+    async with world.trainer():
+        held = await world.hears(RunHeld)
+
+    assert name in held.reason
+
+
+async def test_a_held_run_goes_on_when_its_checkpoint_is_back(make_world: MakeWorld) -> None:
+    """Resumed by a person; every trainer that comes before that stays out, without a claim."""
+    world = await committed_world(make_world)
+    path = f"{(await newest(world)).checkpoint}/optimizer.safetensors"
+    content = spoil(world, path)
+    async with world.trainer():
+        await world.hears(RunHeld)
+    async with world.trainer():
+        await asyncio.sleep(0.3)
+    assert len(await world.heard(TrainerClaimed)) == 2
+    world.store.write(path, content)
+    await world.speaker.say(ResumeRequested(run=RUN, request="q1"))
+    async with world.trainer():
+        started = await world.hears(TrainerStarted, count=2)
+
+    assert (started.line, started.step) == (3, 1)
+
+
+async def test_a_rollback_goes_on_from_an_earlier_checkpoint(make_world: MakeWorld) -> None:
+    """What was trained after it is in no weights, is shown so, and is not trained again."""
+    world = await committed_world(make_world, num_steps=3)
+    commits = await world.heard(StepsCommitted)
+    spoil(world, f"{commits[-1].checkpoint}/model.safetensors")
+    async with world.trainer():
+        await world.hears(RunHeld)
+    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=2))
+    async with world.trainer():
+        started = await world.hears(TrainerStarted, count=2)
+        await feed(world, ["g6", "g7"])
+        again = await world.hears(StepsCommitted, count=4)
+
+    (rolled_back,) = await world.heard(RolledBack)
+    assert (rolled_back.step, rolled_back.checkpoint, rolled_back.request) == (2, commits[1].checkpoint, "q1")
+    assert (started.step, again.step, sorted(again.groups)) == (2, 3, ["g6", "g7"])
+    history = CommitHistory.of(await world.heard(Event))
+    assert [commit.step for commit in history.targets(9)] == [1, 2, 3]
+    assert sorted(t.group for t in await world.heard(GroupTrained)) == [f"g{n}" for n in range(8)]
+
+
+async def test_a_rollback_of_a_run_that_is_trained_ends_the_line(make_world: MakeWorld, monkeypatch) -> None:
+    """The trainer that is there makes room for the next one, which goes back."""
+    monkeypatch.setattr("services.trainer.living.LOOK_SECONDS", 0.05)
+    world = await committed_world(make_world, num_steps=2)
+    with pytest.raises(Exception, match="is to go back to the checkpoint of step 1"):
+        async with world.trainer() as bus:
+            await world.hears(TrainerStarted, count=2)
+            await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
+            await asyncio.wait_for(asyncio.shield(bus.user), 20)
+    async with world.trainer():
+        started = await world.hears(TrainerStarted, count=3)
+
+    assert started.step == 1 and len(await world.heard(RolledBack)) == 1
+
+
+async def test_a_rollback_to_a_step_that_is_not_kept_holds_the_run(make_world: MakeWorld) -> None:
+    """The reason names those that are; the next request counts alone."""
+    world = await committed_world(make_world, num_steps=3)
+    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
+    async with world.trainer():
+        held = await world.hears(RunHeld)
+    await world.speaker.say(ResumeRequested(run=RUN, request="q2"))
+    async with world.trainer():
+        started = await world.hears(TrainerStarted, count=2)
+
+    assert "a checkpoint of step 1 was asked for, and those of steps 2, 3 are kept" in held.reason
+    assert started.step == 3 and await world.heard(RolledBack) == []
+
+
+@pytest.mark.parametrize("lost", ["nonce", "predecessor"])
+async def test_a_checkpoint_that_the_journal_does_not_explain_holds_the_run(lost: str, make_world: MakeWorld) -> None:
+    """A power loss took the journal's end: what was committed there is in the store alone."""
+    world = await committed_world(make_world, num_steps=2)
+    last = await newest(world)
+    facts = json.loads(world.store.read(f"{last.checkpoint}/{MANIFEST}"))
+    stray = f"{RUN}/checkpoints/00000003-1-stray"
+    world.store.write(f"{stray}/{MANIFEST}", json.dumps({**facts, lost: "of another life"}).encode())
+    async with world.trainer():
+        held = await world.hears(RunHeld)
+    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=2))
+    async with world.trainer():
+        started = await world.hears(TrainerStarted, count=2)
+    async with world.trainer():
+        await world.hears(TrainerStarted, count=3)
+
+    assert stray in held.reason
+    assert started.step == 2 and (await world.heard(RolledBack))[0].passed_over == (stray,)
+    assert len(await world.heard(RunHeld)) == 1
+
+
+async def test_a_checkpoint_that_never_came_to_its_commit_holds_nothing(make_world: MakeWorld) -> None:
+    """Its claim is in the journal, so it is garbage of a killed writer, and goes with the next commit of a later line."""
+    world = await committed_world(make_world)
+    last = await newest(world)
+    facts = json.loads(world.store.read(f"{last.checkpoint}/{MANIFEST}"))
+    garbage = f"{RUN}/checkpoints/00000002-1-garbage"
+    world.store.write(f"{garbage}/{MANIFEST}", json.dumps({**facts, "predecessor": last.checkpoint}).encode())
+    async with world.trainer():
+        await world.hears(TrainerStarted, count=2)
+        await feed(world, ["g2", "g3"])
+        await world.hears(StepsCommitted, count=2)
+        async with asyncio.timeout(10):
+            while world.store.exists(f"{garbage}/{MANIFEST}"):
+                await asyncio.sleep(0.02)
+
+    assert await world.heard(RunHeld) == []
+
+
+async def test_a_store_that_is_away_is_waited_for(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no damage: reads that fail for another reason say nothing of the bytes."""
+    from seamlessflow.errors import Unavailable
+
+    world = await committed_world(make_world)
+    real, away = checkpoints.fetch_folder, iter(range(2))
+
+    def fetch(store, path, target):
+        if next(away, None) is not None:
+            raise Unavailable("the store is away")
+        return real(store, path, target)
+
+    monkeypatch.setattr(checkpoints, "fetch_folder", fetch)
+    monkeypatch.setattr("services.trainer.threads.RETRY_SECONDS", 0.02)
+    async with world.trainer():
+        await world.hears(TrainerStarted, count=2)
+
+    assert await world.heard(RunHeld) == []
+
+
+async def test_what_an_earlier_release_takes_for_the_newest_checkpoint_stops_it_with_a_sentence(make_world: MakeWorld) -> None:
+    """It takes the highest number, and reads the account of groups as events, one of which has this sentence as its run."""
+    world = await committed_world(make_world)
+    names = [name for name in world.store.folders(f"{RUN}/checkpoints") if name.isdigit()]
+    facts = json.loads(world.store.read(f"{RUN}/checkpoints/{names[-1]}/{MANIFEST}"))
+
+    assert names == [BARRIER] and facts["files"] == {}
+    with pytest.raises(ValueError, match="is trained by a later release of SeamlessFlow") as wrong:
+        [GroupTrained.model_validate(fields) for fields in facts["trained"]]
+    assert BARRIER_WORDS in str(wrong.value)
