@@ -20,8 +20,12 @@ from seamlessflow.contracts import (
     EpisodeOpened,
     Event,
     GroupAdmitted,
+    GroupDropped,
+    ResumeRequested,
     RoleReleased,
     RoleTaken,
+    RunEnded,
+    RunHeld,
     RunStopRequested,
     SamplesReady,
     Service,
@@ -31,40 +35,50 @@ from seamlessflow.contracts import (
     TrainingEnded,
     TrainingEndRequested,
 )
-from seamlessflow.contracts.addresses import message_id_of, subject_filter
+from seamlessflow.contracts.addresses import message_id_of, subject_filter, subject_filters
 from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
-from seamlessflow.errors import BadInput, MalformedMessage
+from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
 from seamlessflow.run_config import RunConfig
-from seamlessflow.runtime import Context, Settling
+from seamlessflow.runtime import CommitClaim, Context, Settling, publish_account, read_commits
 
 from .demand import demand_of
 from .measures import MEASURED, Measures
 from .names import episode_id
 from .policy import Demand
 from .progress import FOLDED, Progress
-from .rhythm import Observation, decide, is_full
+from .rhythm import Observation, closes, decide, is_full
 from .voice import Turn, Voice
 
 log = structlog.get_logger()
 
 CREDIT = 64
 HEARD = tuple(dict.fromkeys((*FOLDED, *MEASURED)))
-MOVING = (BatchReady, StepTaken, RoleTaken, RoleReleased, TrainerStarted, TrainingEnded)
+MOVING = (BatchReady, StepTaken, RoleTaken, RoleReleased, TrainerStarted, TrainingEnded, RunHeld, ResumeRequested)
 """Events after which roles may change: leases first, then whatever else is due."""
 SLICE = 32
 """Most that is said before everything is looked at anew; less where somebody waits for the turn."""
 
 
 class Conductor:
-    """``wake`` is called after every event, so that roles follow at once."""
+    """``wake`` is called after every event, so that roles follow at once. ``may_lead``: whether we lead for certain."""
 
-    def __init__(self, context: Context, run: str, config: RunConfig, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        run: str,
+        config: RunConfig,
+        wake: Callable[[], None],
+        may_lead: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.run, self.config = run, config
         self.progress = Progress(run, config)
         self.measures = Measures(run, config)
         self.seen = Observation()
-        self._context, self._wake = context, wake
+        self._context, self._wake, self._may_lead = context, wake, may_lead
+        by = f"{Service.SCHEDULER.value} {context.settings.instance}"
+        self._claim = CommitClaim(context.bus, context.speaker, run, by)
+        self._has_claim = False
         self._turn, self._settling = Turn(), Settling()
         self._voice: Voice | None = None
         self._opening = ""
@@ -107,14 +121,15 @@ class Conductor:
         """Rebuild the picture from the journal, and from CTL whether a stop was asked for."""
         began = time.monotonic()
         progress, measures, num_events = Progress(self.run, self.config), Measures(self.run, self.config), 0
-        filters = dict.fromkeys(subject_filter(kind, run=self.run) for kind in HEARD if kind is not RunStopRequested)
+        kinds = (kind for kind in HEARD if kind is not RunStopRequested)
+        filters = dict.fromkeys(subject for kind in kinds for subject in subject_filters(kind, self.run))
         async for record in self._context.bus.read(journal(self.run), filters=list(filters)):
             try:
                 event = await self._context.speaker.open(record)
             except MalformedMessage:
                 continue  # the queue brings it too, and that one is dead-lettered
-            progress.apply(event, record.time)
-            measures.apply(event, record.time)
+            if progress.apply(event, record.time):
+                measures.apply(event, record.time)
             self._settling.tick()
             num_events += 1
         stop = await self._context.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=self.run))
@@ -144,8 +159,8 @@ class Conductor:
             self._voice.go(num_pauses)
 
     def observe(self, *, journal_bytes: int, trainer_is_there: bool, now: float, patience_seconds: float) -> Observation:
-        """What has a say besides the journal."""
-        if trainer_is_there:
+        """What has a say besides the journal. A trainer that claimed the run and does not begin is as good as away."""
+        if trainer_is_there and not self.progress.is_joining:
             self._trainer_left_at = None
         elif self._trainer_left_at is None:
             self._trainer_left_at = now
@@ -199,7 +214,14 @@ class Conductor:
         for event in due:
             if isinstance(event, TrainingEndRequested) and event.train_rest and not await self._samples_are_said():
                 return False
+            if closes(event) and not self._has_claim:
+                await self._begin_closing()
+                return True
             self._opening = event.episode if isinstance(event, EpisodeOpened) else ""
+            if isinstance(event, GroupDropped | RunEnded):
+                if not await self._close(event):
+                    return True
+                continue
             stored = await self._context.speaker.say(event)
             if (stored is None or stored.duplicate) and self._is_behind(event):
                 log.info("run.behind", run=self.run, event=type(event).__name__)
@@ -210,10 +232,32 @@ class Conductor:
                 return True
         return bool(due)
 
+    async def _begin_closing(self) -> None:
+        """From here on no trainer commits. What one committed before is published as trained, and the journal folded anew."""
+        if not self._may_lead():
+            raise Unavailable("another scheduler may lead by now: this one closes no run")
+        await self._claim.take(closes=True)
+        history = await read_commits(self._context.bus, self._context.speaker, self.run)
+        await publish_account(self._context.speaker, self.run, history.newest_account)
+        await self.fold()
+        self._has_claim = True
+
+    async def _close(self, event: GroupDropped | RunEnded) -> bool:
+        """By our claim. False: another scheduler closes the run, so everything is looked at anew."""
+        claimed = event.model_copy(update={"nonce": self._claim.nonce})
+        try:
+            await self._claim.append(claimed)
+        except Superseded as wrong:
+            log.warning("run.closed_by_another", run=self.run, reason=str(wrong))
+            self._has_claim = False
+            return False
+        self._take_in(claimed)
+        return True
+
     def _take_in(self, event: Event) -> None:
         now = time.time()
-        self.progress.apply(event, now)
-        self.measures.apply(event, now)
+        if self.progress.apply(event, now):
+            self.measures.apply(event, now)
         self._settling.tick()
 
     def _is_behind(self, event: Event) -> bool:

@@ -28,8 +28,16 @@ class Plan:
     waits: Mapping[str, tuple[str, ...]]
 
 
-def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: Sequence[Demand], now: float) -> Plan:
-    """What every node is to do now. ``leases``: all that stand, those of nodes that are gone included."""
+def next_plan(
+    nodes: Sequence[Node],
+    leases: Mapping[str, HeldLease],
+    demands: Sequence[Demand],
+    now: float,
+    *,
+    held: frozenset[str] = frozenset(),
+) -> Plan:
+    """What every node is to do now. ``leases``: all that stand, those of nodes that are gone included. ``held``: runs that wait
+    for a person, and get no node."""
     allocation = allocate(nodes, demands)
     waits = dict(allocation.lacks)
     assignments: list[Assignment] = []
@@ -42,15 +50,15 @@ def next_plan(nodes: Sequence[Node], leases: Mapping[str, HeldLease], demands: S
         assignments += _serving([node for node in mine if not node.is_device], nodes, demand, now)
     assignments += _until_step_taken(nodes, allocation.run_of, demands)
     busy, by_name = {each.node for each in assignments}, {node.name: node for node in nodes}
-    for name, held in leases.items():
-        if name not in busy and held.lease.run is not None:
-            reason = _why_nothing(by_name.get(name), held.lease.run, demands)
+    for name, stands in leases.items():
+        if name not in busy and stands.lease.run is not None:
+            reason = _why_nothing(by_name.get(name), stands.lease.run, demands, held)
             assignments.append(Assignment(name, None, Role.IDLE, reason, hand_back=True))
-    stands = {name: held.lease for name, held in leases.items()}
-    changes = [each for each in assignments if differs(each, stands.get(each.node))]
+    before = {name: each.lease for name, each in leases.items()}
+    changes = [each for each in assignments if differs(each, before.get(each.node))]
     # Roles before buckets alone, as a device that waits costs more; and who is no longer the run's trainer learns it before its
     # successor does.
-    changes.sort(key=lambda each: (not has_other_role(each, stands.get(each.node)), each.trainer))
+    changes.sort(key=lambda each: (not has_other_role(each, before.get(each.node)), each.trainer))
     return Plan(tuple(assignments), tuple(changes), waits)
 
 
@@ -68,12 +76,14 @@ def _until_step_taken(nodes: Sequence[Node], run_of: Mapping[str, str | None], d
     return stay
 
 
-def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand]) -> str:
+def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand], held: frozenset[str]) -> str:
     """Why a node that has a lease of a run gets nothing."""
     if node is None:
         return "the node is gone"
     if node.is_drained:
         return "drained by hand"
+    if run in held:
+        return f"run {run} is held: it waits for a person"
     if all(demand.run != run for demand in demands):
         return f"run {run} is over"
     return f"nothing is left that it may do; taken away by hand: {', '.join(sorted(node.taken_away)) or 'nothing'}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
     BatchReady,
     EpisodeEnded,
@@ -22,15 +23,19 @@ from seamlessflow.contracts import (
     GroupAdmitted,
     GroupDropped,
     GroupTrained,
+    ResumeRequested,
     RoleReleased,
     RoleTaken,
+    RolledBack,
     RunEnded,
+    RunHeld,
     RunStopRequested,
     Service,
     StepsCommitted,
     StepTaken,
     TasksEnded,
     TaskSubmitted,
+    TrainerClaimed,
     TrainerStarted,
     TrainingEnded,
     TrainingEndRequested,
@@ -87,11 +92,12 @@ class Progress:
         self.long_loads = [0] * config.fleet.buckets
         """Of those, the ones that should be long."""
         self.admitted = self.dropped = 0
-        """Training groups, over the whole run."""
+        """Training groups, over the whole run. Those whose training was taken back by a rollback count as dropped."""
         self.num_unfinished = 0
         """Open training groups of which some member is not final."""
         self.num_ignored = 0
         """Tasks of a round that this run does not hold."""
+        self.history = CommitHistory(is_ordered=False)
         self.steps = Steps()
         self.losses = Losses()
         self.lengths = Lengths(config.fleet.long_tail)
@@ -109,11 +115,35 @@ class Progress:
         self._seen: set[str] = set()
         self._num_training_groups = 0
 
-    def apply(self, event: Event, at: float = 0.0) -> None:
-        """Take in one event; ``at`` is when it was stored (Unix seconds). Events of no interest change nothing."""
+    def apply(self, event: Event, at: float = 0.0) -> bool:
+        """Take in one event; ``at`` is when it was stored (Unix seconds). Events of no interest change nothing.
+
+        False: it counts for nothing, as its publisher had no claim on the run any more.
+        """
+        if not self.history.accepts(event):
+            return False
+        self.dropped += len(self.history.apply(event, at))
         handler = _APPLY.get(type(event))
         if handler is not None:
             handler(self, event, at)
+        return True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run waits for a person: nothing is admitted, and no node is held."""
+        return self.history.held is not None
+
+    @property
+    def committed_step(self) -> int:
+        """The step of the newest checkpoint that counts."""
+        newest = self.history.newest
+        return 0 if newest is None else newest.step
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether a trainer claimed the run, and did not begin its line yet."""
+        claim = self.history.claim
+        return claim is not None and not claim.closes and claim.line > (self.steps.line or 0)
 
     @property
     def potential(self) -> int:
@@ -265,6 +295,11 @@ class Progress:
     def _on_group_trained(self, event: GroupTrained, at: float) -> None:
         self._close_group(event.group)
 
+    def _on_steps_committed(self, event: StepsCommitted, at: float) -> None:
+        self.steps.committed(event)
+        for group in event.account:
+            self._close_group(group.group)
+
     def _on_group_dropped(self, event: GroupDropped, at: float) -> None:
         group = self.groups.get(event.group)
         if group is not None and self._close_group(event.group):
@@ -351,7 +386,7 @@ _APPLY: dict[type[Event], Callable[[Progress, Any, float], None]] = {
     TrainerStarted: Progress._on_trainer_started,
     BatchReady: lambda progress, event, at: progress.steps.batch_ready(event),
     StepTaken: Progress._on_step_taken,
-    StepsCommitted: lambda progress, event, at: progress.steps.committed(event),
+    StepsCommitted: Progress._on_steps_committed,
     TrainingEnded: Progress._on_training_ended,
     TrainingEndRequested: Progress._on_training_end_requested,
     RunStopRequested: Progress._on_run_stop_requested,
@@ -359,7 +394,7 @@ _APPLY: dict[type[Event], Callable[[Progress, Any, float], None]] = {
     RoleTaken: Progress._on_role_taken,
     RoleReleased: Progress._on_role_released,
 }
-FOLDED: tuple[type[Event], ...] = tuple(_APPLY)
+FOLDED: tuple[type[Event], ...] = (*_APPLY, TrainerClaimed, RolledBack, RunHeld, ResumeRequested)
 """Events that change a run's progress: what is read back from the journal at start."""
 
 

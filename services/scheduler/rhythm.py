@@ -4,6 +4,7 @@
 until nothing is left; a scheduler that dies in between folds the journal and asks again, and says the rest.
 
     before ──▶ training ──▶ closing ──▶ after ──▶ RunEnded
+                 └ held, while it waits for a person: nothing
        (stopping: from anywhere, straight to closing and RunEnded, without the round after)
 
 A run stops when somebody asks for it, when its trainer cannot go on, and when group after group comes to nothing. It ends
@@ -56,7 +57,7 @@ NOTHING = Observation()
 
 
 def decide(progress: Progress, seen: Observation = NOTHING, most: int | None = None) -> list[Event]:
-    """What is to be said now, in order. Empty: wait for more events.
+    """What is to be said now, in order. Empty: wait for more events. What closes groups or the run needs a claim (``closes``).
 
     most: of many of a kind (groups, episodes) only the first so many; the rest is the answer once those are applied.
     """
@@ -64,11 +65,20 @@ def decide(progress: Progress, seen: Observation = NOTHING, most: int | None = N
         return []
     if progress.is_stopping:
         return _stopping(progress, seen, most)
+    if progress.is_held:
+        return []
     if progress.training_ended is not None:
         return _closing(progress.open_training, progress, most) or _after(progress, seen, most)
     # Groups before openings: of all that there is room for the long ones are opened first, however few are said at a time.
     opened = _admissions(progress, seen, most) or _openings(progress, most)
     return opened or _before(progress, most) or _training(progress, seen)
+
+
+def closes(event: Event) -> bool:
+    """Whether an event is part of closing the run, so that no trainer may commit any more when it is published."""
+    if isinstance(event, EpisodeEnded):
+        return event.origin.evaluation is None
+    return isinstance(event, GroupDropped | RunEnded)
 
 
 def admission_bound(progress: Progress) -> int:
@@ -142,9 +152,10 @@ def _after(progress: Progress, seen: Observation, most: int | None) -> list[Even
 def _stopping(progress: Progress, seen: Observation, most: int | None) -> list[Event]:
     if progress.open_evaluation:
         return _ended_by_run(progress, progress.open_evaluation, most)
-    # Without a trainer there is nothing to commit: one that never started, or one that stays away.
-    over = progress.training_ended is not None or progress.steps.line is None or seen.trainer_gone
-    if not over:
+    # Without a trainer there is nothing to commit: one that never started, or one that stays away. Once a scheduler closes the
+    # run no trainer commits any more, whether or not one is there.
+    is_over = progress.training_ended is not None or progress.history.is_closing or progress.is_held
+    if not (is_over or progress.steps.line is None or seen.trainer_gone):
         asked = progress.end_requested is not None
         return [] if asked else [TrainingEndRequested(run=progress.run, reason=_stop_words(progress.stop), train_rest=False)]
     return _closing(progress.open_training, progress, most) or [_run_ended(progress)]
@@ -240,7 +251,7 @@ def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin], most: 
 
 
 def _run_ended(progress: Progress) -> RunEnded:
-    steps = progress.training_ended.step if progress.training_ended is not None else progress.steps.step
+    steps = progress.training_ended.step if progress.training_ended is not None else progress.committed_step
     return RunEnded(run=progress.run, reason=_end_words(progress, steps), steps=steps)
 
 

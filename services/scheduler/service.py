@@ -150,7 +150,7 @@ class Scheduler:
         for run, state in self._states.items():
             if state.phase is RunPhase.ENDED and any(queue_stream(service, run) in names for service in QUEUE_OF):
                 self._clearing.begin(run, None)
-            if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING) and journal(run) in names:
+            if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING, RunPhase.HELD) and journal(run) in names:
                 going_on.append(self._go_on_or_later(run))
         await asyncio.gather(*going_on)
 
@@ -209,7 +209,7 @@ class Scheduler:
         """Make what the run needs, say that it started, and conduct it."""
         config = parse_run_config(document, source=f"document of run {run}")
         policy_of(config.fleet.policy)
-        conductor = Conductor(self._context, run, config, self._woken.set)
+        conductor = Conductor(self._context, run, config, self._woken.set, lambda: self._leadership.is_certain)
         await conductor.make()
         await self._context.speaker.say(RunStarted(run=run, document=document))
         await conductor.join()
@@ -306,19 +306,24 @@ class Scheduler:
     def _plan(self, now: float) -> Plan:
         nodes = self._nodes()
         self._lookout.warn_of(nodes)
-        runs = sorted(self._conductors, key=lambda run: (self._states[run].requested_at, run))
-        return next_plan(nodes, self._book.leases, [self._conductors[run].demand for run in runs], now)
+        going_on = [run for run, conductor in self._conductors.items() if not conductor.progress.is_held]
+        runs = sorted(going_on, key=lambda run: (self._states[run].requested_at, run))
+        held = frozenset(self._conductors.keys() - set(runs))
+        return next_plan(nodes, self._book.leases, [self._conductors[run].demand for run in runs], now, held=held)
 
     async def _publish_states(self, plan: Plan) -> None:
         """RUNS, the log and our presence say what each run does and waits for."""
         words = []
-        for run, lacks in plan.waits.items():  # a run that began after the plan was made comes with the next
-            conductor = self._conductors.get(run)
-            if conductor is None:  # it ended since
+        for run, conductor in self._conductors.items():
+            held, state = conductor.progress.history.held, self._states[run]
+            lacks = plan.waits.get(run)
+            if held is not None:
+                phase, waits = RunPhase.HELD, held.reason
+            elif lacks is None:  # it began after the plan was made, and comes with the next
                 continue
-            waits = "; ".join((*lacks, *conductor.waits))
-            state = self._states[run]
-            phase = RunPhase.QUEUED if lacks and state.phase is RunPhase.QUEUED else RunPhase.RUNNING
+            else:
+                waits = "; ".join((*lacks, *conductor.waits))
+                phase = RunPhase.QUEUED if lacks and state.phase is RunPhase.QUEUED else RunPhase.RUNNING
             if (phase, waits) != (state.phase, state.reason):
                 log.info("run.waits" if waits else "run.goes_on", run=run, phase=phase.value, reason=waits)
                 await self._set_state(run, state.model_copy(update={"phase": phase, "reason": waits}))

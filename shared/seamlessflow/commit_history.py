@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from .contracts import (
     Event,
     GroupDropped,
+    GroupTrained,
     ResumeRequested,
     RolledBack,
     RunEnded,
@@ -49,8 +50,13 @@ class Commit:
 
 @dataclass(slots=True)
 class CommitHistory:
-    """A fold over a run's events in journal order; events of other kinds change nothing."""
+    """A fold over a run's events in journal order; events of other kinds change nothing, nor does one that was taken in before.
 
+    ``is_ordered`` False: of a queue, which may bring an event again after younger ones. What the server stored under a claim is
+    then taken for the newest claim's of its time.
+    """
+
+    is_ordered: bool = True
     claims: list[TrainerClaimed] = field(default_factory=list)
     claim_times: list[float] = field(default_factory=list)
     named: list[Commit] = field(default_factory=list)
@@ -62,8 +68,10 @@ class CommitHistory:
     request: ResumeRequested | None = None
     """The newest one of a person."""
     _surviving: list[Commit] = field(default_factory=list)
+    _accounted: set[str] = field(default_factory=set)
     _passed_over: set[str] = field(default_factory=set)
     _requests: set[str] = field(default_factory=set)
+    _known: set[tuple[object, ...]] = field(default_factory=set)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> CommitHistory:
@@ -73,37 +81,50 @@ class CommitHistory:
             history.apply(event)
         return history
 
-    def apply(self, event: Event, time: float = 0.0) -> tuple[str, ...]:
-        """Take in one event, stored at ``time`` (Unix seconds). Returns the groups whose training it takes back."""
-        match event:
-            case TrainerClaimed():
-                self.claims.append(event)
-                self.claim_times.append(time)
-            case StepsCommitted() if self.accepts(event):
-                commit = Commit(
-                    event.step, event.line, event.checkpoint, event.groups, event.account, bool(event.nonce), time=time
-                )
-                self.named.append(commit)
-                self._surviving.append(commit)
-            case RolledBack() if self.accepts(event):
-                self.held = None
-                return self._roll_back(event, time)
-            case TrainingEnded() | RunEnded() if self.accepts(event):
-                self.is_over = True
-            case RunHeld() if self.accepts(event):
-                self.held = event
-            case ResumeRequested():
-                self.held, self.request = None, event
-        return ()
-
     def accepts(self, event: Event) -> bool:
-        """Whether an event counts that only the newest claim may publish; all others do.
+        """Whether an event counts that only the newest claim may publish, or that a commit explains; all others do.
 
         The server refuses what another claim publishes. So what comes without the newest claim's nonce was published by an
         earlier release, which compares nothing, or behind a loss of the journal's end: it is passed over. Before the first
         claim all count.
         """
-        return not (isinstance(event, Claimed) and self.claims) or event.nonce == self.claims[-1].nonce
+        if not self.claims:
+            return True
+        if isinstance(event, GroupTrained):
+            return event.group in self._accounted
+        if isinstance(event, Claimed):
+            return event.nonce == self.claims[-1].nonce if self.is_ordered else bool(event.nonce)
+        return True
+
+    def apply(self, event: Event, time: float = 0.0) -> tuple[str, ...]:
+        """Take in one event, stored at ``time`` (Unix seconds). Returns the groups whose training it takes back."""
+        key = _identity(event)
+        if key is None or key in self._known or not self.accepts(event):
+            return ()
+        self._known.add(key)
+        match event:
+            case TrainerClaimed():
+                self.claims.append(event)
+                self.claim_times.append(time)
+            case StepsCommitted():
+                self._commit(event, time)
+            case RolledBack():
+                self.held = None
+                return self._roll_back(event, time)
+            case TrainingEnded() | RunEnded():
+                self.is_over = True
+            case RunHeld():
+                self.held = event
+            case ResumeRequested():
+                self.held, self.request = None, event
+        return ()
+
+    def _commit(self, event: StepsCommitted, time: float) -> None:
+        has_claim = bool(event.nonce)
+        commit = Commit(event.step, event.line, event.checkpoint, event.groups, event.account, has_claim, time=time)
+        self.named.append(commit)
+        self._surviving.append(commit)
+        self._accounted.update(event.groups)
 
     def _roll_back(self, event: RolledBack, time: float) -> tuple[str, ...]:
         self.named.append(Commit(event.step, event.line, event.checkpoint, is_rollback=True, time=time))
@@ -164,3 +185,17 @@ class CommitHistory:
     def passes_over(self, checkpoint: str) -> bool:
         """Whether a rollback decided that this checkpoint, which the journal does not explain, counts no more."""
         return checkpoint in self._passed_over
+
+
+def _identity(event: Event) -> tuple[object, ...] | None:
+    """What tells one event of a history from another of its kind. None: no history is made of it."""
+    match event:
+        case TrainerClaimed() | RunHeld():
+            return type(event), event.nonce
+        case StepsCommitted():
+            return type(event), event.nonce, event.line, event.checkpoint
+        case RolledBack() | ResumeRequested():
+            return type(event), event.request
+        case TrainingEnded() | RunEnded():
+            return (type(event),)
+    return None
