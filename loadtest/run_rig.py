@@ -27,7 +27,7 @@ from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import run_consumers, run_streams
 from seamlessflow.machine import interpreter_of, python_path
 from seamlessflow.run_config import RunConfig, parse_run_config
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import CommitClaim, Speaker
 from seamlessflow.weights import model_path, publish_folder
 from services.trainer.loading import model_files, served_dtype
 from services.trainer.publishing import WeightsPublisher
@@ -73,7 +73,9 @@ class RunRig:
 
     async def publisher(self, *, full_every: int) -> WeightsPublisher:
         """The trainer's, taking over from the one before."""
-        made = WeightsPublisher(self.bus, self.store, self.speaker, RUN, self.steps, self.dtype, full_every=full_every)
+        claim = CommitClaim(self.bus, self.speaker, RUN, "load test")
+        await claim.take()
+        made = WeightsPublisher(self.bus, self.store, self.speaker, claim, RUN, self.steps, self.dtype, full_every=full_every)
         await made.join()
         return made
 

@@ -97,6 +97,7 @@ async def join_run(
         context.bus,
         context.store,
         context.speaker,
+        claim,
         run,
         steps,
         dtype,

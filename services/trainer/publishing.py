@@ -1,11 +1,12 @@
 """Weights into the store, and the head that makes workers load them.
 
-    files, manifest last  ──▶  WeightsPublished (once per number)  ──▶  head (compare-and-set)  ──▶  hint
+    files, manifest last  ──▶  WeightsPublished (by claim)  ──▶  head (compare-and-set)  ──▶  hint
 
-Killed anywhere, the next start takes the next number: a number is used up as soon as WeightsPublished is said, and no
-worker has seen one that was not. Two trainers cannot both publish: of a number the journal keeps the first message, and who
-finds another folder in it than its own stops before it touches the head; so does who finds the head's revision changed since
-it joined. What it wrote until then lies in a folder of its own, that nothing names and ``collect`` removes.
+Killed anywhere, the next start takes the next number: a number is used up as soon as WeightsPublished is stored, and no worker
+has seen one that was not. A trainer whose claim is no longer the newest publishes nothing: what it wrote until then lies in a
+folder of its own, that nothing names and ``collect`` removes. Where it published before that, and moves the head after its
+successor joined, the successor moves it on. An earlier release's trainer compares nothing: of a number the journal then keeps
+the first message, and the trainer that finds another folder in it than its own stops before it touches the head.
 
 A reader that cannot have the newest version says so (``seamlessflow.weights.readers``), and there is one in full (``asking``).
 """
@@ -28,7 +29,7 @@ from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished, WeightsReading
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
 from seamlessflow.errors import MalformedMessage, Refused, SeamlessFlowError, SequenceMismatch, Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import CommitClaim, Speaker
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow.weights.collection import Collection
 from seamlessflow.weights.manifests import DELTA_FILE
@@ -54,6 +55,7 @@ class WeightsPublisher:
         bus: Bus,
         store: Store,
         speaker: Speaker,
+        claim: CommitClaim,
         run: str,
         steps: VersionSteps,
         dtype: torch.dtype,
@@ -62,7 +64,7 @@ class WeightsPublisher:
         last_step: int | None = None,
         maker: MakesVersions | None = None,
     ) -> None:
-        self._bus, self._store, self._speaker, self._run = bus, store, speaker, run
+        self._bus, self._store, self._speaker, self._claim, self._run = bus, store, speaker, claim, run
         self._steps = steps
         self._maker: MakesVersions = maker or VersionMaker(dtype, full_every)
         self._last_step = last_step
@@ -92,7 +94,8 @@ class WeightsPublisher:
     async def publish(self, weights: Mapping[str, Tensor], *, step: int, epoch: int, in_full: bool = False) -> WeightsPublished:
         """Make the weights the head, under a new number. in_full: whatever ``full_every`` says.
 
-        Raises Refused when another trainer publishes for this run; BadInput, before a byte is written, see ``NumbersOnly``.
+        Raises Superseded where our claim is not the newest, Refused when another trainer publishes for this run; BadInput, before
+        a byte is written, see ``NumbersOnly``.
         """
         started, version = time.monotonic(), self.weights_version + 1
         path = weights_path(self._run, version, uuid.uuid4().hex[:12])
@@ -130,9 +133,7 @@ class WeightsPublisher:
 
         The message's id is the number's, whoever says it: a rival's is answered as if it were ours, sent twice.
         """
-        stored = await self._speaker.say(published)
-        if stored is not None and not stored.duplicate:
-            return
+        await self._claim.append(published)
         version = published.weights_version
         first = await self._speaker.first(WeightsPublished, self._run, weights_version=version)
         if first is None or first.path != published.path:
@@ -154,12 +155,12 @@ class WeightsPublisher:
                 self._revision = await bucket.update(self._run, value, self._revision)
         except SequenceMismatch as wrong:
             entry = await bucket.get(self._run)
-            if entry is not None and not _is_head(entry.value):  # no trainer wrote that
+            if entry is not None and entry.value == value:
+                self._revision = entry.revision  # only our acknowledgement was lost
+            elif entry is not None and _version_of(entry.value) < head.weights_version:
                 self._revision = await bucket.update(self._run, value, entry.revision)
-                return
-            if entry is None or entry.value != value:
+            else:
                 raise Refused(f"the weights' head of run {self._run} was moved by another trainer; this one stops") from wrong
-            self._revision = entry.revision  # only our acknowledgement was lost
 
     async def is_wanted_now(self) -> bool:
         """Whether somebody cannot have the newest version, so that it should be published once more, in full, at once."""
@@ -192,9 +193,9 @@ class WeightsPublisher:
             log.info("weights.collected", run=self._run, num_removed=len(removed), num_leases=len(readings.reads))
 
 
-def _is_head(value: bytes) -> bool:
+def _version_of(head: bytes) -> int:
+    """-1: no trainer wrote that."""
     try:
-        unpack_record(WeightsHead, value)
+        return unpack_record(WeightsHead, head).weights_version
     except MalformedMessage:
-        return False
-    return True
+        return -1

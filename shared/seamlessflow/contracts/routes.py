@@ -119,7 +119,7 @@ ROUTES: tuple[Route, ...] = (
     _under_claim(training.TrainerStarted, "sf.{run}.ev.training.started", (TRAINER,), "trainer-started.{line}"),
     Route(training.TrainingEndRequested, "sf.{run}.ev.finish.requested", (SCHEDULER,), "finish-requested"),
     _under_claim(training.TrainingEnded, "sf.{run}.ev.training.ended", (TRAINER,), "training-ended"),
-    _once(
+    _under_claim(
         training.WeightsPublished, "sf.{run}.ev.weights.{weights_version}.published", (TRAINER,), "weights.{weights_version}"
     ),
     Route(

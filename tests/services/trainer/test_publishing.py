@@ -20,7 +20,7 @@ from seamlessflow.contracts import Role, RunStopRequested, TrainerStarted, Weigh
 from seamlessflow.contracts.routes import READERS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import BadInput, Refused, Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import CommitClaim, Speaker
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions
 from seamlessflow.weights.manifests import DELTA_FILE
 from seamlessflow.weights.readers import read_head
@@ -43,7 +43,9 @@ async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
 
 
 def publisher_of(bus: Bus, store: Store, *, full_every: int = 10) -> WeightsPublisher:
-    return WeightsPublisher(bus, store, Speaker(bus, store), RUN, VersionSteps(), torch.bfloat16, full_every=full_every)
+    speaker = Speaker(bus, store)
+    claim = CommitClaim(bus, speaker, RUN, "test")  # not taken: good as long as there is none
+    return WeightsPublisher(bus, store, speaker, claim, RUN, VersionSteps(), torch.bfloat16, full_every=full_every)
 
 
 async def test_of_two_that_write_one_number_the_journal_and_the_head_name_one_folder(

@@ -15,6 +15,7 @@ from seamlessflow.ages import VersionSteps
 from seamlessflow.blobs import Store
 from seamlessflow.contracts import Role, StepTaken, TrainerStarted, TrainingEnded, WeightsHead, WeightsPublished
 from seamlessflow.errors import BadInput, Unavailable
+from seamlessflow.runtime import CommitClaim
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions, publish_folder, weights_path
 from seamlessflow.weights.fetching import fetch_version
 from seamlessflow.weights.keeping import NEWEST
@@ -183,7 +184,8 @@ async def test_the_last_version_of_a_run_is_loaded_by_itself(tmp_path: Path, tin
 
 
 def publisher_of(world: World) -> WeightsPublisher:
-    return WeightsPublisher(world.bus, world.store, world.speaker, RUN, VersionSteps(), torch.bfloat16, full_every=10)
+    claim = CommitClaim(world.bus, world.speaker, RUN, "test")  # not taken: good as long as there is none
+    return WeightsPublisher(world.bus, world.store, world.speaker, claim, RUN, VersionSteps(), torch.bfloat16, full_every=10)
 
 
 async def test_a_manifest_that_cannot_be_read_once_removes_nothing(

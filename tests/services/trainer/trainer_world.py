@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load
 
 from seamlessflow.blobs import Store
-from seamlessflow.bus.base import Message, Stored
+from seamlessflow.bus.base import Bus, Message, Stored
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.codec import pack_record, unpack_record
@@ -112,10 +112,12 @@ class DyingBus(MemoryBus):
 
 
 class World:
-    def __init__(self, folder: Path, document: dict[str, Any]) -> None:
+    ack_wait_seconds = ACK_WAIT_SECONDS
+
+    def __init__(self, folder: Path, document: dict[str, Any], bus: Bus | None = None) -> None:
         self.folder, self.document = folder, document
         self.server = MemoryServer()
-        self.bus = MemoryBus(self.server)
+        self.bus: Bus = bus or MemoryBus(self.server)
         self.store = Store(f"file://{folder / 'store'}")
         self.speaker = Speaker(self.bus, self.store)
         self.epoch = 0
@@ -129,7 +131,7 @@ class World:
         for stream in control_streams():
             await self.bus.ensure_stream(stream)
         for consumer in run_consumers(RUN, envs=["sums"], shards=1, tags=["rollout"], buckets=1):
-            await self.bus.ensure_consumer(replace(consumer, ack_wait_seconds=ACK_WAIT_SECONDS))
+            await self.bus.ensure_consumer(replace(consumer, ack_wait_seconds=self.ack_wait_seconds))
         await self.speaker.say(RunStarted(run=RUN, document=self.document))
         return self
 
