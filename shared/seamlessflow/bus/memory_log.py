@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 from seamlessflow.bus.base import Message, Record, Stored, StreamSpec
 from seamlessflow.bus.messages import headers_of
@@ -21,7 +22,8 @@ class MemoryLog:
 
     @property
     def tail(self) -> int:
-        return len(self._records)
+        """Sequence of the newest record; 0: there is none."""
+        return self._records[-1].seq if self._records else 0
 
     @property
     def stored_bytes(self) -> int:
@@ -48,9 +50,21 @@ class MemoryLog:
         self._news = asyncio.Event()
         return Stored(record.seq), record
 
+    def load(self, records: Iterable[Record]) -> None:
+        """Take in what another server stored, as it is: sequences (gaps stay gaps), times and headers.
+
+        Ids are not remembered: the records count as older than the de-duplication window. Queues get what is loaded before
+        they are made. Raises ValueError for a sequence that is not above the one before.
+        """
+        for record in records:
+            if record.seq <= self.tail:
+                raise ValueError(f"stream {self.spec.name}: record {record.seq} cannot follow record {self.tail}")
+            self._records.append(record)
+
     def between(self, start_seq: int, tail: int, filters: Sequence[str]) -> Iterator[Record]:
         """Records with start_seq <= seq <= tail that fall under some filter; no filter: all."""
-        for record in self._records[max(0, start_seq - 1) : tail]:
+        first, end = bisect_left(self._records, start_seq, key=_seq_of), bisect_right(self._records, tail, key=_seq_of)
+        for record in self._records[first:end]:
             if not filters or any(matches(pattern, record.subject) for pattern in filters):
                 yield record
 
@@ -79,3 +93,7 @@ class MemoryLog:
             f"{message.message_id} expected {expected} to be the last sequence of {compared}, but {first} came after "
             f"it (wrong last sequence: {last.seq if last else 0}); nothing was stored"
         )
+
+
+def _seq_of(record: Record) -> int:
+    return record.seq
