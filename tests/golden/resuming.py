@@ -81,7 +81,7 @@ class Resumed:
         self._policy: Policy | None = None
         self._mine: set[str] = set()
         """Episodes that began here."""
-        self._failed: list[BaseException] = []
+        self._failed: list[Exception] = []
 
     @classmethod
     async def of(cls, name: str, folder: Path) -> Resumed:
@@ -134,10 +134,8 @@ class Resumed:
             for each in presences:
                 each.cancel()
             await asyncio.gather(*presences, return_exceptions=True)
-            for subscription in played:
-                await subscription.leave()
-            for context in contexts:
-                await context.bus.close()
+            for bus in (played, *(context.bus for context in contexts)):
+                await bus.close()
         assert [end for end in (*ends, *self._failed) if end is not None] == []
 
     async def events(self, *, new: bool = False) -> list[Event]:
@@ -172,7 +170,9 @@ class Resumed:
     def _announced(self, service: Service, node: str, capability: str) -> Context:
         return make_context(service, Settings(**self._given(node)), MemoryBus(self.server), capabilities=(capability,))
 
-    async def _play(self) -> list[Any]:
+    async def _play(self) -> MemoryBus:
+        """Hear for agents and worker; closing the bus ends them, whatever they wait for."""
+        bus = MemoryBus(self.server)
         tags, buckets = self.config.work_tags, self.config.fleet.buckets
         wanted: list[tuple[Service, str, Callable[[Any], Awaitable[None]]]] = [
             *((Service.AGENT_RUNNER, consumer_name(Service.AGENT_RUNNER, env), self._on_opened) for env in self.config.envs),
@@ -182,16 +182,15 @@ class Resumed:
                 for bucket in all_buckets(buckets)
             ),
         ]
-        return [
-            await self.bus.consume(queue_stream(service, self.run), consumer, self._hearing(handler), credit=CREDIT)
-            for service, consumer, handler in wanted
-        ]
+        for service, consumer, handler in wanted:
+            await bus.consume(queue_stream(service, self.run), consumer, self._hearing(handler), credit=CREDIT)
+        return bus
 
     def _hearing(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Delivery], Awaitable[None]]:
         async def hear(delivery: Delivery) -> None:
             try:
                 await handler(decode(delivery.subject, await self.store.attach(delivery.payload, dict(delivery.headers))))
-            except BaseException as wrong:
+            except Exception as wrong:
                 self._failed.append(wrong)
                 raise
             await delivery.ack()
