@@ -94,8 +94,8 @@ class WeightsPublisher:
     async def publish(self, weights: Mapping[str, Tensor], *, step: int, epoch: int, in_full: bool = False) -> WeightsPublished:
         """Make the weights the head, under a new number. in_full: whatever ``full_every`` says.
 
-        Raises Superseded where our claim is not the newest, Refused when another trainer publishes for this run; BadInput, before
-        a byte is written, see ``NumbersOnly``.
+        Raises Superseded where our claim is not the newest, Refused when another trainer publishes for this run; BadInput,
+        before a byte is written, see ``NumbersOnly``.
         """
         started, version = time.monotonic(), self.weights_version + 1
         path = weights_path(self._run, version, uuid.uuid4().hex[:12])
