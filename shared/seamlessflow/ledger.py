@@ -2,12 +2,26 @@
 
     issued = trained + masked(reason) + dropped(reason) + evaluated + in_flight
 
-* **trained**, **masked**: as GroupTrained says, and only once a StepsCommitted covers its group.
+* **trained**, **masked**: as the group's closing says, and only once a StepsCommitted covers the group.
 * **dropped**: ``superseded`` (another attempt followed), ``failed`` (the attempt did not complete), ``run_ended`` (the run was
-  over first), ``undelivered`` (tokens of a completed attempt that are in none of its samples: the agent never saw them), and
-  the reason of GroupDropped for all others of a dropped group.
+  over first), ``undelivered`` (tokens of a completed attempt that are in none of its samples: the agent never saw them),
+  ``rolled_back`` (all others of a group whose training a rollback took back), and the reason of GroupDropped for all others of
+  a dropped group.
 * **evaluated**: attempts of evaluation episodes that were judged.
 * **in_flight**: nothing final was said. 0 after an orderly end.
+
+The first closing of a group wins, in journal order; later ones are passed over. What closes a group:
+
+======================  ==========================================================================================
+StepsCommitted          closes and commits the groups of its account
+GroupTrained            before the run's first claim; it counts as trained once a StepsCommitted covers the group. After the
+                        first claim it repeats an account, or is a late writer's of an earlier release: passed over
+GroupDropped            drops the group
+RolledBack              alone overrides a first closing: of groups that were committed after the checkpoint it goes back to,
+                        and of those that were published as trained and are in no commit
+======================  ==========================================================================================
+
+What another claim than the newest published, or none after the first claim, is passed over (``commit_history``).
 
 Each attempt stands in one column of the episodes; its tokens may stand in several. Right sums are not enough: a ledger does
 not balance while ``gaps`` names an episode, each judged by itself, so that two wrongs make no right:
@@ -25,6 +39,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .commit_history import CommitHistory
 from .contracts import (
     DropReason,
     EpisodeEnded,
@@ -36,14 +51,18 @@ from .contracts import (
     Event,
     GroupDropped,
     GroupTrained,
+    RolledBack,
     RunEnded,
     SamplesReady,
     SegmentSampled,
     StepsCommitted,
+    TrainedGroup,
 )
 
 SUPERSEDED, UNDELIVERED, FAILED, RUN_ENDED = "superseded", "undelivered", "failed", "run_ended"
-_GROUP_REASONS = {reason.value for reason in DropReason} - {FAILED, RUN_ENDED}
+ROLLED_BACK = "rolled_back"
+_GROUP_REASONS = {ROLLED_BACK, *(reason.value for reason in DropReason)} - {FAILED, RUN_ENDED}
+_Closing = GroupTrained | TrainedGroup | GroupDropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +190,18 @@ class LedgerFold:
         self._attempts: dict[str, _Attempt] = {}
         self._newest: dict[tuple[str, int], int] = {}
         """(group, index) to its newest attempt."""
-        self._closed: dict[str, GroupTrained | GroupDropped] = {}
+        self._closed: dict[str, _Closing] = {}
         self._committed: set[str] = set()
+        self._rolled_back: set[str] = set()
+        self._history = CommitHistory()
         self._run_ended = False
 
     def add(self, event: Event) -> None:
         """Take in one event."""
         if isinstance(event, SegmentSampled):
             self._on_segment(event)
+        elif not self._history.accepts(event):
+            return
         elif isinstance(event, EpisodeOpened):
             self._open(event.episode, event.origin)
         elif isinstance(event, EpisodeEnded):
@@ -192,17 +215,19 @@ class LedgerFold:
             attempt = self._open(event.episode, event.origin)
             attempt.num_in_samples, attempt.status = sum(s.num_sampled for s in event.samples), event.status
             attempt.num_counted, attempt.num_called_undelivered = event.num_sampled, event.num_undelivered
-        elif isinstance(event, GroupTrained | GroupDropped):
-            self._closed.setdefault(event.group, event)
-        elif isinstance(event, StepsCommitted):
-            self._committed.update(event.groups)
         elif isinstance(event, RunEnded):
             self._run_ended = True
+        else:
+            self._on_closing(event)
 
     def ledger(self) -> Ledger:
         """The ledger of what was added so far."""
         episodes, tokens, gaps = _Sums(), _Sums(), []
-        listed = {name: {e.episode: e for e in c.episodes} for name, c in self._closed.items() if isinstance(c, GroupTrained)}
+        listed = {
+            name: {each.episode: each for each in closing.episodes}
+            for name, closing in self._closed.items()
+            if not isinstance(closing, GroupDropped)
+        }
         for name, attempt in self._attempts.items():
             column, agrees = self._column(attempt), attempt.is_well_judged
             if column != "trained":
@@ -220,6 +245,19 @@ class LedgerFold:
         issued = sum(attempt.num_sampled for attempt in self._attempts.values())
         return Ledger(episodes.account(len(self._attempts)), tokens.account(issued), tuple(gaps))
 
+    def _on_closing(self, event: Event) -> None:
+        """What closes or commits groups, or takes that back."""
+        taken_back = self._history.apply(event)
+        if isinstance(event, GroupDropped) or (isinstance(event, GroupTrained) and not self._history.claims):
+            self._closed.setdefault(event.group, event)
+        elif isinstance(event, StepsCommitted):
+            for group in event.account:
+                self._closed.setdefault(group.group, group)
+            self._committed.update(event.groups)
+        elif isinstance(event, RolledBack):
+            trained = (name for name, closing in self._closed.items() if not isinstance(closing, GroupDropped))
+            self._rolled_back.update(taken_back, (name for name in trained if name not in self._committed))
+
     def _on_segment(self, event: SegmentSampled) -> None:
         # Whatever the journal stored was accepted by the fence; a stored segment is read once.
         self._attempts.setdefault(event.episode, _Attempt()).num_sampled += len(event.token_ids)
@@ -233,7 +271,7 @@ class LedgerFold:
         return attempt
 
     def _column(self, attempt: _Attempt) -> str:
-        """The one column of an attempt; ``trained`` stands for being split as GroupTrained says."""
+        """The one column of an attempt; ``trained`` stands for being split as its group's closing says."""
         origin = attempt.origin
         if origin is None:
             return "in_flight"
@@ -243,14 +281,22 @@ class LedgerFold:
             if attempt.status is EpisodeStatus.RUN_ENDED or (self._run_ended and not attempt.evaluated):
                 return RUN_ENDED
             return "evaluated" if attempt.evaluated else "in_flight"
-        closed = self._closed.get(origin.group)
-        if closed is None or (isinstance(closed, GroupTrained) and closed.group not in self._committed):
-            return "in_flight"
-        if attempt.status is EpisodeStatus.RUN_ENDED:
-            return RUN_ENDED
-        if attempt.status not in (EpisodeStatus.COMPLETED, None):
-            return FAILED
-        return "trained" if isinstance(closed, GroupTrained) else closed.reason.value
+        column = self._column_of_group(origin.group)
+        if column != "in_flight":
+            if attempt.status is EpisodeStatus.RUN_ENDED:
+                return RUN_ENDED
+            if attempt.status not in (EpisodeStatus.COMPLETED, None):
+                return FAILED
+        return column
+
+    def _column_of_group(self, group: str) -> str:
+        """Of its members that completed."""
+        closing = self._closed.get(group)
+        if group in self._rolled_back:
+            return ROLLED_BACK
+        if isinstance(closing, GroupDropped):
+            return closing.reason.value
+        return "in_flight" if closing is None or group not in self._committed else "trained"
 
     def _split(self, attempt: _Attempt, went: EpisodeTokens, tokens: _Sums) -> bool:
         """Share out the tokens of an attempt of a trained group; False when the trainer's account is not its samples'."""

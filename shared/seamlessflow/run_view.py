@@ -1,6 +1,7 @@
 """What a run looks like from outside: a fold over its journal, for the screen, the summary and the report. Pure.
 
-Time is the moment the server stored an event (Unix seconds); nothing here reads a clock.
+Time is the moment the server stored an event (Unix seconds); nothing here reads a clock. What a late trainer publishes after a
+newer one took over is passed over: it counts in no weights.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from .ages import VersionSteps
+from .commit_history import CommitHistory
 from .contracts import (
+    BatchReady,
     DeadLetter,
     EpisodeEnded,
     EpisodeOpened,
@@ -21,16 +24,21 @@ from .contracts import (
     Event,
     GroupAdmitted,
     GroupDropped,
+    GroupTrained,
+    ResumeRequested,
     Role,
     RoleAssigned,
     RoleTaken,
+    RolledBack,
     RunEnded,
+    RunHeld,
     RunStarted,
     SamplesReady,
     SegmentSampled,
     StepsCommitted,
     StepTaken,
     TaskSubmitted,
+    TrainerClaimed,
     TrainerStarted,
     TrainingEnded,
     WeightsLoaded,
@@ -38,7 +46,15 @@ from .contracts import (
 )
 from .errors import BadInput
 from .fidelity import GAP_ALARM, gap_warning
+from .ledger import ROLLED_BACK
 from .suspensions import Lives
+
+
+def held_after(event: Event, before: RunHeld | None) -> RunHeld | None:
+    """The hold of a run after an event that counts. None: the run is not held."""
+    if isinstance(event, RunHeld):
+        return event
+    return None if isinstance(event, ResumeRequested | RolledBack | RunEnded) else before
 
 
 @dataclass
@@ -60,6 +76,8 @@ class RunView:
 
     started: float | None = None
     last_time: float | None = None
+    held: RunHeld | None = None
+    """Why the run cannot go on before a person decides. None: it is not held."""
     ended: RunEnded | None = None
     ended_at: float | None = None
     training_began: float | None = None
@@ -71,7 +89,9 @@ class RunView:
     sampled_tokens: int = 0
     groups_admitted: int = 0
     groups_dropped: Counter[str] = field(default_factory=Counter)
+    """By reason; ``rolled_back`` for those whose training a rollback took back."""
     committed_step: int = 0
+    """Of the newest commit, or of what a rollback went back to."""
     statuses: Counter[str] = field(default_factory=Counter)
     forks: Counter[str] = field(default_factory=Counter)
     """Calls of training episodes that could not go on from the exact tokens of an earlier turn, by cause."""
@@ -94,6 +114,10 @@ class RunView:
     lives: Lives = field(default_factory=Lives)
     _group_versions: dict[str, Counter[int]] = field(default_factory=dict)
     _episodes_running: set[str] = field(default_factory=set)
+    _history: CommitHistory = field(default_factory=CommitHistory)
+    _line: int = 0
+    """The newest line that was claimed or started."""
+    _closed: set[str] = field(default_factory=set)
 
     @property
     def running_episodes(self) -> int:
@@ -130,10 +154,18 @@ class RunView:
         recent = sum(count for _, count in newest_first)
         return recent / max(self.last_time - since, 1e-9)
 
-    def apply(self, event: Event, time: float) -> None:
-        """Take one event in. Unknown kinds only move the time."""
+    def apply(self, event: Event, time: float) -> bool:
+        """Take one event in; unknown kinds only move the time. False: a late trainer's, which was passed over."""
         self.last_time = time
         self.lives.add(event, time)
+        if not self._history.accepts(event):
+            return False
+        if isinstance(event, BatchReady | StepTaken | TrainerStarted) and event.line < self._line:
+            return False
+        self.held = held_after(event, self.held)
+        taken_back = self._history.apply(event, time)
+        if taken_back:
+            self.groups_dropped[ROLLED_BACK] += len(taken_back)
         match event:
             case RunStarted():
                 self.started = time
@@ -163,15 +195,23 @@ class RunView:
                 self.reprefilled_tokens += event.reprefilled_tokens
             case StepTaken():
                 self._on_step(event, time)
+            case TrainerClaimed():
+                self._line = max(self._line, event.line)
             case StepsCommitted():
                 self.committed_step = event.step
                 for group in event.groups:
-                    self._group_versions.pop(group, None)
+                    self._close(group)
+            case RolledBack():
+                self.committed_step = event.step
+                self._abandon_after(event.step)
             case TrainerStarted():
-                self.steps = [row for row in self.steps if row.step <= event.step]
-            case GroupDropped():
+                self._line = max(self._line, event.line)
+                self._abandon_after(event.step)
+            case GroupTrained() if not self._history.claims:
+                self._closed.add(event.group)  # its versions stay: before it is committed it may be trained again
+            case GroupDropped() if event.group not in self._closed:
                 self.groups_dropped[event.reason.value] += 1
-                self._group_versions.pop(event.group, None)
+                self._close(event.group)
             case EvaluationEnded():
                 self.evaluations[event.round] = event
             case TrainingEnded():
@@ -188,6 +228,14 @@ class RunView:
                 self.roles[event.node] = (self.roles.get(event.node, (Role.IDLE, ""))[0], f"held by {event.service}")
             case DeadLetter():
                 self.dead_letters.append(event)
+        return True
+
+    def _close(self, group: str) -> None:
+        self._closed.add(group)
+        self._group_versions.pop(group, None)
+
+    def _abandon_after(self, step: int) -> None:
+        self.steps = [row for row in self.steps if row.step <= step]
 
     def _on_episode_ended(self, event: EpisodeEnded) -> None:
         self._episodes_running.discard(event.episode)

@@ -13,7 +13,7 @@
 
 import pytest
 
-from seamlessflow.contracts import GenerationFinish
+from seamlessflow.contracts import GenerationFinish, TrainerClaimed
 from seamlessflow.lanes import Kind
 from tests.domain.lanes_builders import (
     IDLE,
@@ -101,6 +101,24 @@ def test_a_step_that_was_never_taken_is_no_training():
     )
 
     assert drawn(lanes, "n") == "train-waiting 0-3, train 3-9"
+
+
+def test_a_step_of_a_line_that_another_claim_abandoned_is_no_training():
+    """A trainer that wakes late publishes its step; so does its end, which an earlier release compares with nothing."""
+    lanes = lanes_of(
+        (0, assigned("n", 1, TRAIN)),
+        (0, taken("n", 1, TRAINER)),
+        (1, batch_ready(1)),
+        (2, TrainerClaimed(run="r", line=2, nonce="n2", by="trainer")),
+        (2, line_began(2).model_copy(update={"nonce": "n2"})),
+        (3, step_taken(1)),
+        (3, ended()),
+        (4, batch_ready(1, line=2)),
+        (9, step_taken(1, line=2)),
+    )
+
+    assert drawn(lanes, "n") == "train-waiting 0-4, train 4-9"
+    assert [step.time for step in lanes.steps] == [9]
 
 
 def test_a_step_in_progress_counts_in_a_run_that_goes_on():

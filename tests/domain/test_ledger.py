@@ -6,6 +6,9 @@ group trained and committed             trained, masked: <reason>, dropped: unde
 group trained, not committed            in flight
 group dropped                           dropped: <reason>; failed and run_ended members under their own name
 evaluation attempt judged               evaluated
+group of a commit's account             trained, masked: <reason>, whether or not GroupTrained follows
+group whose commit is rolled back       dropped: rolled_back; superseded, failed and undelivered ones under their own name
+group closed twice                      as its first closing, in journal order, says
 """
 
 from __future__ import annotations
@@ -27,12 +30,15 @@ from seamlessflow.contracts import (
     GroupDropped,
     GroupTrained,
     Int32s,
+    RolledBack,
     RunEnded,
     Sample,
     SamplesReady,
     Sampling,
     SegmentSampled,
     StepsCommitted,
+    TrainedGroup,
+    TrainerClaimed,
 )
 from seamlessflow.ledger import Ledger
 
@@ -97,6 +103,25 @@ def trained(group: str, **tokens: tuple[int, dict[str, int]]) -> GroupTrained:
 
 def committed(*groups: str) -> StepsCommitted:
     return StepsCommitted(run=RUN, step=1, line=1, checkpoint="c", groups=groups)
+
+
+def claim(line: int) -> TrainerClaimed:
+    return TrainerClaimed(run=RUN, line=line, nonce=f"n{line}", by="trainer")
+
+
+def account(step: int, line: int, *groups: GroupTrained) -> StepsCommitted:
+    """A commit under the claim of a line, and its account; its checkpoint is named after step and line."""
+    parts = tuple(TrainedGroup(group=each.group, step=step, episodes=each.episodes) for each in groups)
+    names, checkpoint = tuple(each.group for each in groups), f"{step}-{line}"
+    return StepsCommitted(run=RUN, step=step, line=line, checkpoint=checkpoint, groups=names, nonce=f"n{line}", account=parts)
+
+
+def rolled_back(step: int, line: int, checkpoint: str) -> RolledBack:
+    return RolledBack(run=RUN, step=step, line=line, nonce=f"n{line}", checkpoint=checkpoint, request=f"q{line}")
+
+
+def dropped(group: str, line: int | None = None, reason: DropReason = DropReason.STALE) -> GroupDropped:
+    return GroupDropped(run=RUN, group=group, reason=reason, nonce="" if line is None else f"n{line}")
 
 
 def in_use(ledger: Ledger) -> dict[str, tuple[int, int]]:
@@ -223,6 +248,99 @@ def test_an_evaluation_whose_tokens_are_miscounted_is_noticed(counted):
     assert ledger.gaps == ("a-0-0",) and not ledger.balanced
 
 
+def test_a_commit_with_its_account_closes_and_commits_in_one():
+    """Killed before GroupTrained, or with it said again: the tokens are where the account has them."""
+    history = [claim(1), *attempt("g", sampled=10, seen=8), account(1, 1, trained("g", g_0_0=(5, {"stale": 3})))]
+    expected = {"issued": (1, 10), "trained": (1, 5), "masked: stale": (0, 3), "dropped: undelivered": (0, 2)}
+
+    for after in ([], [trained("g", g_0_0=(5, {"stale": 3}))], [trained("g", g_0_0=(8, {}))], [dropped("g", 1)]):
+        ledger = Ledger.of([*history, *after])
+        assert ledger.balanced and in_use(ledger) == expected
+
+
+@pytest.mark.parametrize(
+    ("closings", "column"),
+    [
+        ([dropped("g", 1), account(1, 1, trained("g", g_0_0=(4, {})))], "dropped: stale"),
+        ([account(1, 1, trained("g", g_0_0=(4, {}))), dropped("g", 1)], "trained"),
+        (
+            [account(1, 1, trained("g", g_0_0=(4, {}))), claim(2), account(1, 2, trained("g", g_0_0=(1, {"stale": 3})))],
+            "trained",
+        ),
+        ([dropped("g", 1), dropped("g", 1, DropReason.ZERO_VARIANCE)], "dropped: stale"),
+    ],
+    ids=["drop then commit", "commit then drop", "two commits", "two drops"],
+)
+def test_the_first_closing_of_a_group_wins(closings, column):
+    """In journal order, whoever published it under the newest claim of its time."""
+    ledger = Ledger.of([claim(1), *attempt("g", sampled=4), *closings])
+
+    assert ledger.balanced and in_use(ledger) == {"issued": (1, 4), column: (1, 4)}
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        trained("g", g_0_0=(4, {})),
+        dropped("g"),
+        dropped("g", 1),
+        committed("g"),
+        account(1, 1, trained("g", g_0_0=(4, {}))),
+        RunEnded(run=RUN, reason="stopped", steps=0),
+    ],
+    ids=["GroupTrained", "GroupDropped", "GroupDropped of a claim", "commit", "commit of a claim", "end"],
+)
+def test_what_an_abandoned_trainer_publishes_changes_nothing(late):
+    """An earlier release's, which compares nothing, or that of a claim which is not the newest: the group is still open."""
+    history = [claim(1), *attempt("g", sampled=4), *attempt("e", sampled=2, evaluation="after", judged=False), claim(2), late]
+
+    assert in_use(Ledger.of(history)) == {"issued": (2, 6), "in flight": (2, 6)}
+    now = Ledger.of([*history, account(1, 2, trained("g", g_0_0=(3, {"stale": 1})))])
+    assert now.balanced and in_use(now)["trained"] == (1, 3)
+
+
+def test_a_journal_without_claims_goes_on_under_the_first_one():
+    """Groups that an earlier release closed and did not commit are in the account of its checkpoint, and count once."""
+    history = [*attempt("g", sampled=4), *attempt("h", sampled=3), trained("g", g_0_0=(4, {})), claim(1)]
+    assert in_use(Ledger.of(history)) == {"issued": (2, 7), "in flight": (2, 7)}
+
+    ledger = Ledger.of([*history, account(1, 1, trained("g", g_0_0=(4, {})), trained("h", h_0_0=(3, {})))])
+    assert ledger.balanced and in_use(ledger) == {"issued": (2, 7), "trained": (2, 7)}
+
+
+def test_groups_behind_a_rollback_are_dropped_as_rolled_back():
+    """Those of the checkpoint that it goes back to stay trained. The others stay dropped, whatever is published later."""
+    history = [
+        claim(1),
+        *attempt("a", sampled=4),
+        account(1, 1, trained("a", a_0_0=(4, {}))),
+        *attempt("b", 0, sampled=5, status=FAILED),
+        *attempt("b", 0, 1, sampled=6, seen=5),
+        *attempt("b", 1, sampled=7, status=FAILED),
+        *attempt("b", 2, sampled=8),
+        account(2, 1, trained("b", b_0_1=(5, {}), b_2_0=(1, {"stale": 7}))),
+        claim(2),
+        rolled_back(1, 2, "1-1"),
+    ]
+    expected = {
+        "issued": (5, 30), "trained": (1, 4), "dropped: failed": (1, 7), "dropped: rolled_back": (2, 13),
+        "dropped: superseded": (1, 5), "dropped: undelivered": (0, 1),
+    }  # fmt: skip
+
+    for after in ([], [dropped("b", 2)], [account(2, 2, trained("b", b_0_1=(5, {}), b_2_0=(8, {})))]):
+        ledger = Ledger.of([*history, *after])
+        assert ledger.balanced and in_use(ledger) == expected
+        assert ledger.to_json()["tokens"]["dropped"]["rolled_back"] == 13
+
+
+def test_a_rollback_takes_back_what_no_commit_holds():
+    """An earlier release published a group as trained and was killed before its commit; its checkpoint is damaged."""
+    history = [*attempt("a", sampled=4), trained("a", a_0_0=(4, {})), committed("a"), *attempt("b", sampled=3)]
+    ledger = Ledger.of([*history, trained("b", b_0_0=(3, {})), claim(1), rolled_back(1, 1, "c")])
+
+    assert ledger.balanced and in_use(ledger) == {"issued": (2, 7), "trained": (1, 4), "dropped: rolled_back": (1, 3)}
+
+
 def test_json_and_rows_say_the_same():
     """summary.json and the table are two forms of one ledger."""
     ledger = Ledger.of([*attempt("g", sampled=4, seen=3), trained("g", g_0_0=(3, {})), committed("g")])
@@ -277,3 +395,50 @@ def test_every_history_of_an_honest_trainer_balances_at_every_moment(history, cu
     ordered = sorted(history, key=lambda e: isinstance(e, GroupTrained | GroupDropped | StepsCommitted))
     part = Ledger.of(ordered[:cut])
     assert part.episodes.balanced and part.tokens.balanced
+
+
+@st.composite
+def claimed_histories(draw: st.DrawFn) -> tuple[list[Event], dict[str, str]]:
+    """Lines that commit, drop and roll back under claims, with late writers between; and the column of each group's tokens. A
+    group has one attempt that completed."""
+    history: list[Event] = []
+    columns: dict[str, str] = {}
+    commits: list[tuple[int, int, list[str]]] = []  # step, line and groups of those that count
+    step = 0
+    for line in range(1, draw(st.integers(1, 4)) + 1):
+        history.append(claim(line))
+        if commits and draw(st.booleans()):
+            kept = draw(st.integers(1, len(commits)))
+            columns |= {group: "dropped: rolled_back" for _, _, groups in commits[kept:] for group in groups}
+            del commits[kept:]
+            step, of_line, _ = commits[-1]
+            history.append(rolled_back(step, line, f"{step}-{of_line}"))
+        for _ in range(draw(st.integers(0, 3))):
+            names = [f"g{len(columns) + place}" for place in range(draw(st.integers(1, 2)))]
+            for name in names:
+                history += attempt(name, sampled=4)
+            late = [trained(names[0], x=(4, {})), dropped(names[0]), dropped(names[0], line - 1), committed(names[0])]
+            history += draw(st.lists(st.sampled_from(late), max_size=2))
+            how = draw(st.sampled_from(["committed", "dropped", "open"]))
+            if how == "committed":
+                step += 1
+                groups = [trained(name, **{f"{name}_0_0": (4, {})}) for name in names]
+                history += [account(step, line, *groups), *draw(st.sampled_from([[], groups]))]
+                commits.append((step, line, names))
+            elif how == "dropped":
+                history += [dropped(name, line) for name in names]
+            columns |= dict.fromkeys(names, {"committed": "trained", "dropped": "dropped: stale", "open": "in flight"}[how])
+    return history, columns
+
+
+@settings(deadline=None)
+@given(drawn=claimed_histories(), cut=st.integers(0, 200))
+def test_lines_that_follow_one_another_balance_at_every_moment(drawn, cut):
+    """Each token is where the last word that counts has it, whatever late writers publish."""
+    history, columns = drawn
+    whole = Ledger.of(history)
+    assert whole.balanced
+    assert {name: tokens for name, (_, tokens) in in_use(whole).items() if name != "issued"} == {
+        column: 4 * list(columns.values()).count(column) for column in columns.values()
+    }
+    assert Ledger.of(history[:cut]).balanced

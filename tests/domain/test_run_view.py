@@ -1,15 +1,28 @@
 """The view of a run: what people see is a fold over its journal."""
 
+import pytest
+
 from seamlessflow.contracts import (
+    BatchReady,
+    DropReason,
     EpisodeOrigin,
     EpisodeStatus,
+    GroupDropped,
+    GroupTrained,
+    ResumeRequested,
+    RolledBack,
     RunEnded,
+    RunHeld,
     RunStarted,
     Sample,
     SamplesReady,
     SegmentSampled,
+    StepsCommitted,
     StepTaken,
+    TrainedGroup,
+    TrainerClaimed,
     TrainerStarted,
+    TrainingEnded,
     WeightsLoaded,
     WeightsPublished,
 )
@@ -112,3 +125,94 @@ def test_forks_are_counted_by_cause():
     view = view_of(forked, forked, samples("h", (0, 1)))
 
     assert (view.forks, view.reprefilled_tokens) == ({"rewritten_turn": 4}, 60)
+
+
+def claimed(line):
+    return TrainerClaimed(run="r", line=line, nonce=f"n{line}", by="trainer")
+
+
+def committed(number, line, *groups):
+    account = tuple(TrainedGroup(group=group, step=number, episodes=()) for group in groups)
+    return StepsCommitted(
+        run="r", step=number, line=line, checkpoint=f"{number}-{line}", groups=groups, nonce=f"n{line}", account=account
+    )
+
+
+def rolled_back(number, line, checkpoint):
+    return RolledBack(run="r", step=number, line=line, nonce=f"n{line}", checkpoint=checkpoint, request="q")
+
+
+def dropped(group, line=None):
+    return GroupDropped(run="r", group=group, reason=DropReason.STALE, nonce="" if line is None else f"n{line}")
+
+
+HELD = RunHeld(run="r", reason="damaged", nonce="n1")
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        step(2),
+        BatchReady(run="r", step=2, line=1, num_groups=1, num_tokens=1),
+        TrainerStarted(run="r", line=1, step=0, weights_version=1, nonce="n1"),
+        TrainerStarted(run="r", line=1, step=0, weights_version=1),
+        committed(2, 1, "g"),
+        StepsCommitted(run="r", step=2, line=1, checkpoint="c", groups=("g",)),
+        dropped("g", 1),
+        dropped("g"),
+        TrainingEnded(run="r", step=2, weights_version=2, nonce="n1"),
+        RunEnded(run="r", reason="stopped", steps=2),
+        HELD,
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_an_abandoned_line_publishes_is_passed_over(late):
+    """A newer claim is enough; its trainer need not have begun. The caller is told, so that the screen shows none of it."""
+    view = view_of(claimed(1), step(1), committed(1, 1), claimed(2))
+
+    assert view.apply(late, 9.0) is False
+    assert [row.step for row in view.steps] == [1] and view.committed_step == 1
+    assert not view.groups_dropped and view.training_ended is None and view.ended is None and view.held is None
+    assert view.apply(step(2, line=2), 10.0) is True
+
+
+def test_the_committed_step_goes_back_with_a_rollback():
+    """And so does the curve; the groups that it takes back are counted as dropped."""
+    view = view_of(claimed(1), step(1), committed(1, 1, "a"), step(2), committed(2, 1, "b", "c"), claimed(2))
+    view.apply(rolled_back(1, 2, "1-1"), 9.0)
+
+    assert (view.committed_step, [row.step for row in view.steps]) == (1, [1])
+    assert view.groups_dropped == {"rolled_back": 2}
+
+
+@pytest.mark.parametrize(
+    ("closings", "num_dropped"),
+    [
+        ((dropped("g", 1), dropped("g", 1)), 1),
+        ((committed(1, 1, "g"), dropped("g", 1)), 0),
+        ((GroupTrained(run="r", group="g", step=1, episodes=()), dropped("g", 1)), 1),
+    ],
+    ids=["two drops", "commit then drop", "a late writer's GroupTrained then drop"],
+)
+def test_a_group_is_dropped_once(closings, num_dropped):
+    """Its first closing counts; after the first claim a GroupTrained closes nothing that no account names."""
+    assert view_of(claimed(1), *closings).groups_dropped.total() == num_dropped
+
+
+@pytest.mark.parametrize(
+    ("after", "is_held"),
+    [
+        ((), True),
+        ((claimed(2),), True),
+        ((ResumeRequested(run="r", request="q"),), False),
+        ((claimed(2), rolled_back(1, 2, "c")), False),
+        ((claimed(2), RunEnded(run="r", reason="stopped", steps=0, nonce="n2")), False),
+        ((ResumeRequested(run="r", request="q"), claimed(2), HELD.model_copy(update={"nonce": "n2"})), True),
+    ],
+    ids=["held", "a claim", "resumed", "rolled back", "ended", "held again"],
+)
+def test_a_run_is_held_until_it_is_resumed_or_ends(after, is_held):
+    """A claim alone decides nothing."""
+    view = view_of(claimed(1), HELD, *after)
+
+    assert (view.held is not None and view.held.reason == "damaged") is is_held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..commit_history import CommitHistory
 from ..contracts import (
     BatchReady,
     EpisodeEnded,
@@ -18,7 +19,9 @@ from ..contracts import (
     RunStarted,
     SamplesReady,
     SegmentSampled,
+    StepsCommitted,
     StepTaken,
+    TrainerClaimed,
     TrainerStarted,
     TrainingEnded,
     WeightsLoaded,
@@ -35,8 +38,8 @@ from .steps import Interval, Steps
 
 READS: tuple[type[Event], ...] = (
     BatchReady, EpisodeEnded, GenerationClaimed, GenerationEnded, GenerationRequested, GroupDropped, GroupTrained, RoleAssigned,
-    RoleReleased, RoleTaken, RunEnded, RunStarted, SamplesReady, SegmentSampled, StepTaken, TrainerStarted, TrainingEnded,
-    WeightsLoaded, WeightsPublished,
+    RoleReleased, RoleTaken, RunEnded, RunStarted, SamplesReady, SegmentSampled, StepTaken, StepsCommitted,
+    TrainerClaimed, TrainerStarted, TrainingEnded, WeightsLoaded, WeightsPublished,
 )  # fmt: skip
 """What the fold has a use for; the other half of a journal need not be decoded."""
 
@@ -50,10 +53,11 @@ class LanesFold:
         self._ended: float | None = None
         self._nodes: dict[str, NodeRoles] = {}
         self._sampling, self._steps, self._lives = Sampling(), Steps(), Lives()
+        self._history = CommitHistory()
 
     def apply(self, event: Event, time: float) -> None:
-        """Take one event in. What is said after the run's end is no part of it."""
-        if self._ended is not None:
+        """Take one event in. What is said after the run's end is no part of it, nor what a late trainer publishes."""
+        if self._ended is not None or not self._history.accepts(event):
             return
         self._start = time if self._start is None else min(self._start, time)
         self._last = max(self._last, time)
@@ -86,10 +90,18 @@ class LanesFold:
                 self._steps.published(event.weights_version, event.step, time)
             case SamplesReady():
                 self._steps.sampled(event)
+            case GroupTrained() if self._history.claims:
+                pass  # an account closed it before, or a late writer of an earlier release publishes it
             case GroupTrained() | GroupDropped():
                 self._steps.closed(event.group)
+            case StepsCommitted():
+                for group in event.account:
+                    self._steps.closed(group.group)
+            case TrainerClaimed():
+                self._history.apply(event)
+                self._steps.began_line(event.line)
             case TrainerStarted():
-                self._steps.began_line(event)
+                self._steps.began_line(event.line)
             case BatchReady():
                 self._steps.ready(event, time)
             case StepTaken():

@@ -1,7 +1,8 @@
 """Steps of the trainer: when each was in progress, and how old its tokens were. Pure.
 
 In progress: from BatchReady to StepTaken of the same step and line. One that was begun and never taken (its trainer died or
-gave it up) was not in progress, unless it is the last thing that is known of a run that goes on.
+gave it up) was not in progress, unless it is the last thing that is known of a run that goes on. What a trainer publishes
+after a newer line was claimed or began is passed over.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from contextlib import suppress
 
 from ..ages import VersionSteps
-from ..contracts import BatchReady, SamplesReady, StepTaken, TrainerStarted
+from ..contracts import BatchReady, SamplesReady, StepTaken
 from ..errors import BadInput
 from .span import Step
 
@@ -44,9 +45,10 @@ class Steps:
     def closed(self, group: str) -> None:
         self._group_versions.pop(group, None)
 
-    def began_line(self, event: TrainerStarted) -> None:
-        if event.line > self._line:
-            self._line, self._ready = event.line, None
+    def began_line(self, line: int) -> None:
+        """A line was claimed or began: no step of an older one is in progress, or will be."""
+        if line > self._line:
+            self._line, self._ready = line, None
 
     def ready(self, event: BatchReady, time: float) -> None:
         if event.line >= self._line:
@@ -57,6 +59,8 @@ class Steps:
         self._ready = None
 
     def took(self, event: StepTaken, time: float) -> None:
+        if event.line < self._line:
+            return
         if self._ready is not None and self._ready[:2] == (event.line, event.step):
             self._intervals.append((self._ready[2], time))
             self._ready = None
