@@ -9,6 +9,7 @@ async with Client.open("nats://127.0.0.1:4222", "s3://bucket/runs") as client:
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import Self
@@ -23,6 +24,7 @@ from .contracts import (
     Event,
     NodeOrder,
     NodeStatus,
+    ResumeRequested,
     RoleAssigned,
     RunPhase,
     RunRequested,
@@ -33,7 +35,7 @@ from .contracts import (
     TasksEnded,
     TaskSubmitted,
 )
-from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject_of
+from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject_filters, subject_of
 from .contracts.fleet import Lease
 from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, ORDERS_BUCKET, RUNS_BUCKET
 from .contracts.streams import control_streams, journal
@@ -113,6 +115,10 @@ class Client:
         """Ask for an orderly end."""
         await self._speaker.say(RunStopRequested(run=run, reason=reason))
 
+    async def resume(self, run: str, checkpoint_step: int | None = None) -> None:
+        """Ask for a run to go on: with the kept checkpoint of a step, or (None) as it stands, when it is held."""
+        await self._speaker.say(ResumeRequested(run=run, request=uuid.uuid4().hex, checkpoint_step=checkpoint_step))
+
     async def submit(self, task: TaskSubmitted) -> bool:
         """Publish a task; False when the journal saw this task id in the last ten minutes."""
         stored = await self._speaker.say(task)
@@ -137,14 +143,22 @@ class Client:
         return parse_run_config(request.document, source=f"run {run}") if isinstance(request, RunRequested) else None
 
     async def events(
-        self, run: str, *, follow: bool = False, start_seq: int = 1, without: Collection[type[Event]] = ()
+        self,
+        run: str,
+        *,
+        follow: bool = False,
+        start_seq: int = 1,
+        without: Collection[type[Event]] = (),
+        only: Collection[type[Event]] = (),
     ) -> AsyncIterator[tuple[Record, Event]]:
         """A run's journal in order, each event with its record (sequence, time, subject); malformed messages are left out.
 
         without: kinds of no use to the caller. What its subject tells to be one of them is not even decoded.
+        only: what is not on a subject of these kinds is not even read; others may share their subjects. Empty: all is read.
         Raises ConfigError at an event that is kept in the run's store and not in ours: leaving it out would bend every sum.
         """
-        async for record in self.bus.read(journal(run), start_seq=start_seq, follow=follow):
+        filters = tuple(dict.fromkeys(each for kind in only for each in subject_filters(kind, run)))
+        async for record in self.bus.read(journal(run), filters=filters, start_seq=start_seq, follow=follow):
             if without and kinds_on(record.subject) <= set(without):
                 continue
             try:

@@ -18,7 +18,7 @@ from ..contracts import (
     EvaluationEnded,
     Event,
     GenerationRequested,
-    RunEnded,
+    RolledBack,
     RunPhase,
     RunState,
     StepTaken,
@@ -65,14 +65,22 @@ class Follower:
             self._print(f"{name} {what}", style="yellow")
 
     async def run_until_end(self, client: Client) -> None:
-        """Until RunEnded was seen. Raises ConfigError when the run was refused."""
+        """Until the run ended, or is held (``view.held``) with no word of a person after that in the journal.
+
+        Raises ConfigError when the run was refused.
+        """
         metrics = MetricsFiles(self._folder.path)
         watching = asyncio.create_task(self._watch_state(client))
         try:
             with self._table():
                 await self._wait_for_journal(client)
                 seen = await self._read(client, metrics, follow=False, start_seq=1)
-                await self._read(client, metrics, follow=True, start_seq=seen + 1)
+                if self.view.started is not None:
+                    self.up_to_date.set()
+                while self.view.ended is None and self.view.held is None:
+                    seen = await self._read(client, metrics, follow=True, start_seq=seen + 1)
+                    if self.view.held is not None:  # unless that was answered meanwhile
+                        seen = await self._read(client, metrics, follow=False, start_seq=seen + 1)
                 if rest := self._complaints.rest():
                     self._print(rest, style="red")
         finally:
@@ -80,23 +88,20 @@ class Follower:
             metrics.close()
 
     async def _read(self, client: Client, metrics: MetricsFiles, *, follow: bool, start_seq: int) -> int:
-        """Take events in, to the journal's present end or (``follow``) to the run's; returns the last sequence."""
+        """Take events in, to the journal's present end or (``follow``) to the run's end or hold; returns the last sequence."""
         seen = start_seq - 1
-        if follow and self.view.started is not None:
-            self.up_to_date.set()
-        if self.view.ended is not None:
-            return seen
         async for record, event in client.events(self._run, follow=follow, start_seq=start_seq, without=UNUSED):
             seen = record.seq
-            self.view.apply(event, record.time)
+            counts = self.view.apply(event, record.time)
             self.ledger.add(event)
             self.lanes.apply(event, record.time)
-            if isinstance(event, StepTaken):
+            if counts and isinstance(event, StepTaken):
                 metrics.add(event, record.time)
-            self._print_milestone(event, record.time)
+            if counts:
+                self._print_milestone(event, record.time)
             if follow and self.view.started is not None:
                 self.up_to_date.set()
-            if isinstance(event, RunEnded):
+            if self.view.ended is not None or (follow and self.view.held is not None):
                 break
         return seen
 
@@ -120,7 +125,8 @@ class Follower:
                 state = await client.run_state(self._run)
             except SeamlessFlowError:
                 continue  # the server is away; whoever reads the journal says so
-            if state is not None and state == before and state.phase is not RunPhase.ENDED and state.reason != self._waits:
+            goes_on = state is not None and state.phase in (RunPhase.QUEUED, RunPhase.RUNNING)
+            if state is not None and goes_on and state == before and state.reason != self._waits:
                 self._waits = state.reason
                 if state.reason:
                     self.note(f"{state.phase.value}, waits:", state.reason)
@@ -138,6 +144,8 @@ class Follower:
             self._print(self._step_line(event))
             if warning := self.view.gap_warning:
                 self._print(warning, style="red")
+        elif isinstance(event, RolledBack):
+            self._print(f"went back to the checkpoint of step {event.step}: what was trained after it counts no more", "yellow")
         elif line := self._complaints.line(event, at):
             self._print(line, style="red")
 

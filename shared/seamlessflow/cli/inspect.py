@@ -16,7 +16,7 @@ from ..run_view import RunView
 from .options import NatsUrl, RunArgument, StoreUrl, program
 from .place import address_of, reach
 from .screen import make_console
-from .standing import how_to_go_on, is_served, standing
+from .standing import as_journal, how_to_go_on, is_served, standing
 from .submit import require_run
 
 NUM_GAPS_SHOWN = 5
@@ -32,7 +32,7 @@ async def read_view(client: Client, run: str) -> tuple[RunView, Ledger]:
 
 
 def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> None:
-    """Where a run is: queued, running, suspended or ended; steps, rewards, evaluations, failures."""
+    """Where a run is: queued, running, held, suspended or ended; steps, rewards, evaluations, failures."""
 
     async def look() -> tuple[RunView, str]:
         address = address_of(run, nats, store)
@@ -42,7 +42,8 @@ def status(run: RunArgument, nats: NatsUrl = None, store: StoreUrl = None) -> No
             if await require_requested(client, run):
                 view = (await read_view(client, run))[0]
             served = address is not None and await is_served(client)  # else the server runs for this look only
-            return view, standing(view.ended, await client.run_state(run), served=served, how=how)
+            state = as_journal(await client.run_state(run), view.held)
+            return view, standing(view.ended, state, served=served, how=how)
 
     view, state = asyncio.run(look())
     console = make_console()

@@ -124,7 +124,7 @@ class Job:
         self._hopeless.set()
 
     async def follow(self, client: Client, config: RunConfig) -> int:
-        """Feed and follow until the run ended, Ctrl-C, or a service of ours is hopeless; returns the exit code."""
+        """Feed and follow until the run ended or is held, Ctrl-C, or a service of ours is hopeless; returns the exit code."""
         assert self._questions is not None
         assert self._interrupt is not None
         questions, folder = self._questions, self.folder
@@ -139,9 +139,10 @@ class Job:
         )
         if follower.view.ended is None:
             write_summary(self.run, config, questions, follower, folder)
-            if self._failure:
-                self.say(self._failure, "red")
-            return FAILED_CODE if self._failure else EXIT_CODE
+            held = "" if follower.view.held is None else f"run {self.run} is held: {follower.view.held.reason}"
+            if failure := self._failure or held:
+                self.say(failure, "red")
+            return FAILED_CODE if failure else EXIT_CODE
         return await finish(client, self.run, config, questions, follower, folder, self._console)
 
     async def _feed(self, client: Client, config: RunConfig, questions: Questions, follower: Follower) -> None:
@@ -153,13 +154,16 @@ class Job:
         follower = self._follower
         if follower is not None and follower.view.ended is not None:
             return
-        if self.elsewhere is not None:
+        at = "" if follower is None else f" at step {follower.view.step}, of which {follower.view.committed_step} are saved"
+        if follower is not None and follower.view.held is not None:
+            again = f"{program()} train --resume {self.run}"
+            self.say(f"held{at}; nothing of them is lost. When its reason is gone, go on with: {again}", "yellow")
+        elif self.elsewhere is not None:
             where = without_password(self.elsewhere.nats_url)
             self.say(f"run {self.run} goes on at {where}; its tasks are published while it is followed.", "yellow")
             again = f"{program()} train --resume {self.run}"
             self.say(f"follow it again: {again}    end it: {program()} stop {self.run}", "yellow")
         else:
-            at = "" if follower is None else f" at step {follower.view.step}, of which {follower.view.committed_step} are saved"
             self.say(f"suspended{at}; go on with: {program()} train --resume {self.run}", "yellow")
 
 

@@ -20,6 +20,7 @@ from .interrupt import EXIT_CODE
 from .job import CONFIG_FILE, Job
 from .options import NatsUrl, Slices, StoreUrl
 from .place import RUNS, Address, Folder, address_of
+from .run_commits import request_resume
 from .screen import make_console
 from .up import running_server, running_services
 
@@ -30,6 +31,13 @@ OWN_SERVER_SECONDS = 30.0
 def train(
     config: Annotated[Path | None, typer.Argument(help="The run file (TOML); see deploy/demo for examples.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run where it was left.")] = None,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEP",
+            help="With --resume: go back to the kept checkpoint of this step; training after it is lost.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the new run; default: from the file and the time.")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the file's seed.")] = None,
     steps: Annotated[int | None, typer.Option(help="Instead of the file's algorithm.steps.")] = None,
@@ -40,11 +48,13 @@ def train(
 ) -> None:
     """Train the agents of a run file; live progress, then a summary. Ctrl-C suspends the run and --resume goes on.
 
-    Exit code 0: it ended well; 1: it failed, or was suspended because a service died again and again; 2: something given
-    cannot be used, and nothing was started; 130: it was suspended by Ctrl-C or SIGTERM.
+    Exit code 0: it ended well; 1: it failed, is held until a person decides, or was suspended because a service died again and
+    again; 2: something given cannot be used, and nothing was started; 130: it was suspended by Ctrl-C or SIGTERM.
 
     Starts a nats-server and all five services here unless --nats says where they are.
     """
+    if checkpoint is not None and resume is None:
+        raise ConfigError("--checkpoint goes back in a run that is there: give --resume RUN, too")
     if (config is None) == (resume is None):
         raise ConfigError("give either a run file or --resume RUN")
     if resume is not None and (name, seed, steps, engine) != (None, None, None, None):
@@ -62,22 +72,31 @@ def train(
     job.check_places(store)
     if wanted is not None:
         job.check(wanted, store)
-    raise typer.Exit(asyncio.run(_train(job, wanted, store, slices)))
+    raise typer.Exit(asyncio.run(_train(job, wanted, store, slices, checkpoint)))
 
 
-async def _train(job: Job, wanted: RunConfig | None, store: str | None, slices: int | None) -> int:
+async def _train(job: Job, wanted: RunConfig | None, store: str | None, slices: int | None, checkpoint_step: int | None) -> int:
     """The run from here on; returns the exit code. ``wanted`` None: it is resumed, and the journal says what it is."""
     job.watch_signals()
     async with _server(job, store) as address, _client(job, address) as client:
-        code = await _run(job, client, address, wanted, slices)
+        code = await _run(job, client, address, wanted, slices, checkpoint_step)
     job.left()
     return code
 
 
-async def _run(job: Job, client: Client, address: Address, wanted: RunConfig | None, slices: int | None) -> int:
+async def _run(
+    job: Job,
+    client: Client,
+    address: Address,
+    wanted: RunConfig | None,
+    slices: int | None,
+    checkpoint_step: int | None,
+) -> int:
     config = await job.accepted(client, wanted)
     if config is None:
         return EXIT_CODE
+    if wanted is None:  # before a trainer of ours looks
+        await request_resume(client, job.run, config, checkpoint_step, job.say)
     job.keep(config, address)
     if job.elsewhere is not None:
         return await job.follow(client, config)
