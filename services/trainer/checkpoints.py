@@ -11,7 +11,6 @@ reads. Earlier releases had one folder for each step and took the highest one; a
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 import uuid
@@ -23,25 +22,27 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seamlessflow.blobs import Store
+from seamlessflow.checkpoint_folders import (
+    BARRIER,
+    OPTIMIZER_FILE,
+    READS_THAT_AGREE,
+    Checkpoint,
+    checkpoint_path,
+    checkpoints_path,
+    parse_checkpoint,
+    parse_name,
+    read_facts,
+)
 from seamlessflow.commit_history import CommitHistory
-from seamlessflow.contracts import TrainedGroup
-from seamlessflow.contracts.base import LENIENT
 from seamlessflow.errors import Damaged, Missing, Unavailable, WrongBytes
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, remove_folder
 
 from .tensorfiles import safetensors_chunks
 
-OPTIMIZER_FILE = "optimizer.safetensors"
-READS_THAT_AGREE = 3
-"""So many reads in a row that find the same fault, and the checkpoint is damaged: a store that is away has another one each
-time, or comes back."""
-BARRIER = "99999999"
-"""Folder that earlier releases take for the newest checkpoint, and cannot read."""
 BARRIER_WORDS = (
     "this run is trained by a later release of SeamlessFlow, whose commits this one would undo; nothing was changed. "
     "Start the later release"
 )
-_NAME = re.compile(r"(?P<step>\d{8,})(?:-(?P<line>\d+)-(?P<nonce>[A-Za-z0-9_-]+))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +51,6 @@ class Snapshot:
 
     weights: Mapping[str, Tensor]
     optimizer_state: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What a checkpoint is of."""
-
-    step: int
-    line: int
-    trained: tuple[TrainedGroup, ...]
-    """Groups of the steps since the checkpoint before: closed once this one is committed."""
-    nonce: str = ""
-    """Of the claim it was written under. Empty: by an earlier release."""
-    predecessor: str | None = None
-    """Path of the checkpoint that training went on from. None: there was none."""
 
 
 def snapshot(weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor]) -> Snapshot:
@@ -75,7 +62,7 @@ class CheckpointStore:
     """One run's checkpoints. Methods block. Raise Unavailable when the store refuses."""
 
     def __init__(self, store: Store, run: str, work_dir: Path) -> None:
-        self._store, self._run, self._folder, self._work_dir = store, run, f"{run}/checkpoints", work_dir
+        self._store, self._run, self._folder, self._work_dir = store, run, checkpoints_path(run), work_dir
 
     def write(self, checkpoint: Checkpoint, tensors: Snapshot, should_stop: Callable[[], bool] = lambda: False) -> str:
         """Durable when it returns its path, and not yet committed. Each try has a folder of its own: a call to the store that
@@ -83,7 +70,7 @@ class CheckpointStore:
 
         Raises Unavailable when ``should_stop`` turned true in the middle; then there is no such checkpoint.
         """
-        path = f"{self._folder}/{checkpoint.step:08d}-{checkpoint.line}-{uuid.uuid4().hex[:16]}"
+        path = checkpoint_path(self._run, checkpoint.step, checkpoint.line, uuid.uuid4().hex[:16])
         facts = {
             "step": checkpoint.step,
             "line": checkpoint.line,
@@ -115,7 +102,7 @@ class CheckpointStore:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         local = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=self._work_dir))
         try:
-            checkpoint = _checkpoint(path, fetch_folder(self._store, path, local))
+            checkpoint = parse_checkpoint(path, fetch_folder(self._store, path, local))
             return checkpoint, Snapshot(load_file(local / WEIGHTS_FILE), load_file(local / OPTIMIZER_FILE))
         finally:
             shutil.rmtree(local, ignore_errors=True)
@@ -145,51 +132,27 @@ class CheckpointStore:
         named = {commit.checkpoint for commit in history.named}
         found = []
         for name in self._store.folders(self._folder):
-            path = f"{self._folder}/{name}"
-            known = _NAME.match(name)
-            if known is None or known["nonce"] is None or path in named or history.passes_over(path):
+            path, known = f"{self._folder}/{name}", parse_name(name)
+            if known is None or known.line is None or path in named or history.passes_over(path):
                 continue
-            facts = self._facts(path)
+            facts = read_facts(self._store, path)
             if facts is not None and not history.knows(nonce=facts.nonce, predecessor=facts.predecessor):
                 found.append(path)
         return found
-
-    def _facts(self, path: str) -> Checkpoint | None:
-        """What a manifest says. None: there is none that can be read, so the folder is no checkpoint."""
-        try:
-            return _checkpoint(path, json.loads(self._store.read(f"{path}/{MANIFEST}")))
-        except (FileNotFoundError, ValueError, WrongBytes):
-            return None
 
     def prune(self, history: CommitHistory, keep: int, line: int) -> None:
         """Remove checkpoints that the journal named before the ``keep`` newest ones, and those of lines below ``line`` that it
         never named: their writers cannot commit any more. ``history``: as of the newest commit, which is ours."""
         named, kept = {commit.checkpoint for commit in history.named}, set(history.kept(keep))
         for name in self._store.folders(self._folder):
-            path = f"{self._folder}/{name}"
-            known = _NAME.match(name)
-            if name == BARRIER or known is None or path in kept:
+            path, known = f"{self._folder}/{name}", parse_name(name)
+            if known is None or path in kept:
                 continue
-            if path in named or int(known["line"] or 0) < line:
+            if path in named or (known.line or 0) < line:
                 remove_folder(self._store, path)
 
     def _is_complete(self, name: str) -> bool:
         return self._store.exists(f"{self._folder}/{name}/{MANIFEST}")
-
-
-def _checkpoint(path: str, facts: Mapping[str, object]) -> Checkpoint:
-    """What a manifest says. Raises WrongBytes."""
-    try:
-        step, line, nonce, predecessor = facts["step"], facts["line"], facts.get("nonce", ""), facts.get("predecessor")
-        listed = facts["trained"]
-        if not (isinstance(step, int) and isinstance(line, int) and isinstance(nonce, str) and isinstance(listed, list)):
-            raise ValueError("a step, line, nonce or account that makes no sense")
-        if not (predecessor is None or isinstance(predecessor, str)):
-            raise ValueError(f"the predecessor {predecessor!r}")
-        trained = tuple(TrainedGroup.model_validate(fields, context={LENIENT: True}) for fields in listed)
-    except (KeyError, ValueError, AttributeError) as wrong:
-        raise WrongBytes(f"{path}/{MANIFEST} is not the manifest of a checkpoint: {wrong}; nothing was loaded") from wrong
-    return Checkpoint(step, line, trained, nonce, predecessor)
 
 
 def _until(should_stop: Callable[[], bool], chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

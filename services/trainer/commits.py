@@ -16,6 +16,7 @@ import time
 
 import structlog
 
+from seamlessflow.checkpoint_folders import Checkpoint
 from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import StepsCommitted, TrainedGroup
 from seamlessflow.errors import BusClosed, Unavailable
@@ -23,7 +24,7 @@ from seamlessflow.runtime import CommitClaim, Speaker, publish_account
 
 from .batches import TrainingBatch
 from .building import StepLearner
-from .checkpoints import Checkpoint, CheckpointStore, Snapshot, snapshot
+from .checkpoints import CheckpointStore, Snapshot, snapshot
 from .intake import Intake
 from .threads import RETRY_SECONDS, in_thread, patiently
 

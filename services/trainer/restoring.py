@@ -15,13 +15,14 @@ from dataclasses import replace
 
 import structlog
 
+from seamlessflow.checkpoint_folders import Checkpoint
 from seamlessflow.commit_history import Commit, CommitHistory
 from seamlessflow.contracts import RolledBack
 from seamlessflow.errors import Damaged, SeamlessFlowError
 from seamlessflow.runtime import CommitClaim
 
 from .building import StepLearner
-from .checkpoints import Checkpoint, CheckpointStore, snapshot
+from .checkpoints import CheckpointStore, snapshot
 from .commits import append_patiently, commit_of
 from .threads import in_thread, patiently
 

@@ -142,6 +142,11 @@ class CommitHistory:
         return self.named[-1] if self.named else None
 
     @property
+    def surviving(self) -> tuple[Commit, ...]:
+        """Commits that no rollback took back, oldest first."""
+        return tuple(self._surviving)
+
+    @property
     def newest_account(self) -> tuple[TrainedGroup, ...]:
         """Of the newest commit that was not taken back: what may be unpublished as GroupTrained. Older ones are published."""
         return self._surviving[-1].account if self._surviving else ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from ..errors import SeamlessFlowError
-from . import doctor, fleet, gantt, inspect, orders, replay, submit, train, up, weights, why
+from . import checkpoints, doctor, fleet, gantt, inspect, orders, replay, submit, train, up, weights, why
 from .screen import log_to_stderr
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("drain")(orders.drain)
 app.command("gantt")(gantt.gantt)
 app.command("replay")(replay.replay)
 app.add_typer(weights.app, name="weights")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.command("doctor")(doctor.doctor)
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,3 +37,13 @@ class Interrupt:
         self._first = time.monotonic()
         self.requested.set()
         self._say(f"stopping: {self._what} (once more: at once)")
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command that waits for a store. Ctrl-C ends it at once, after its own clean-up: threads that wait for the store are
+    not waited for."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,7 +13,7 @@ from rich.console import Console
 from ..errors import ConfigError, SeamlessFlowError
 from ..weights.inventory import Listed
 from ..weights.keeping import NEWEST
-from .interrupt import EXIT_CODE
+from .interrupt import run_to_end
 from .options import NatsUrl, RunArgument, StoreUrl
 from .screen import make_console
 from .weights_found import Found, beside, find, look_again
@@ -28,8 +24,6 @@ app = typer.Typer(
     no_args_is_help=True, help="The versions of a run's weights: list them, verify them, export one, remove old ones."
 )
 
-T = TypeVar("T")
-
 TRIES = 3
 """How often an export begins again that was overtaken by the run."""
 
@@ -37,15 +31,6 @@ VersionArgument = Annotated[int | None, typer.Argument(min=0, help="Default: all
 VersionAndFolder = Annotated[
     list[str], typer.Argument(metavar="[VERSION] FOLDER", help="Which version, by default the newest; and a folder to make.")
 ]
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Ctrl-C ends it at once, after its own clean-up: threads that wait for a store are not waited for."""
-    try:
-        return asyncio.run(work)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        os._exit(EXIT_CODE)
 
 
 @app.command("list")
@@ -58,7 +43,7 @@ def list_versions(
         async with find(run, nats, store) as found:
             return found
 
-    found = _run(look())
+    found = run_to_end(look())
     if as_json:
         print(json.dumps(list_json(found), indent=1))
         return
@@ -80,7 +65,7 @@ def verify(run: RunArgument, version: VersionArgument = None, nats: NatsUrl = No
         async with find(run, nats, store) as found:
             return await verify_versions(found, version, make_console())
 
-    faults = _run(check())
+    faults = run_to_end(check())
     raise typer.Exit(1 if faults else 0)
 
 
@@ -95,7 +80,7 @@ def export(run: RunArgument, what: VersionAndFolder, nats: NatsUrl = None, store
         async with find(run, nats, store) as found:
             return await _export(found, version, folder, make_console())
 
-    listed = _run(copy())
+    listed = run_to_end(copy())
     print(f"{folder}: version {listed.weights_version} of run {run}{_step_words(listed)}")
 
 
@@ -155,4 +140,4 @@ def gc(
         async with find(run, nats, store) as found:
             await collect(found, keep, make_console(), delete=delete)
 
-    _run(look())
+    run_to_end(look())

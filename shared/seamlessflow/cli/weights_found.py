@@ -72,8 +72,8 @@ class Found:
 @asynccontextmanager
 async def find(run: str, nats: str | None, store: str | None) -> AsyncIterator[Found]:
     """Raises ConfigError, Unavailable."""
-    named = None if store is None else _store(store)
-    if named is not None and not await _has_server(run, nats, store):
+    named = None if store is None else store_at(store)
+    if named is not None and not await has_server(run, nats, store):
         yield await _look(run, named, None)
         return
     async with reach(run, nats, store) as client:
@@ -83,14 +83,15 @@ async def find(run: str, nats: str | None, store: str | None) -> AsyncIterator[F
         yield await _look(run, client.store, client)
 
 
-def _store(url: str) -> Store:
+def store_at(url: str) -> Store:
+    """Raises ConfigError for a URL that names no store."""
     try:
         return Store(url)
     except (ValueError, ImportError) as wrong:  # no such protocol, or its package is not installed
         raise ConfigError(f"store {without_password(url)}: {wrong}") from wrong
 
 
-async def _has_server(run: str, nats: str | None, store: str | None) -> bool:
+async def has_server(run: str, nats: str | None, store: str | None) -> bool:
     """Whether there is a server to ask, which nobody insists on who named a store and no server."""
     address = address_of(run, nats, store)
     if nats is not None or store is None:

@@ -92,15 +92,15 @@ def fetch_folder(store: Store, path: str, target: Path) -> dict[str, object]:
 
     Raises FileNotFoundError when there is no manifest, Missing when a file is, WrongBytes when one differs, Unavailable.
     """
-    manifest, files = _read_manifest(store, path)
+    manifest, files = folder_manifest(store, path)
     target.mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
         download(store, f"{path}/{name}", file, target / name)
     return manifest
 
 
-def _read_manifest(store: Store, path: str) -> tuple[dict[str, object], dict[str, StoredFile]]:
-    """The manifest, and its files by name."""
+def folder_manifest(store: Store, path: str) -> tuple[dict[str, object], dict[str, StoredFile]]:
+    """A folder's manifest, and its files by name. Raises FileNotFoundError where there is none, WrongBytes, Unavailable."""
     try:
         manifest: dict[str, object] = json.loads(store.read(f"{path}/{MANIFEST}"))
         files = manifest["files"]
