@@ -22,7 +22,23 @@ def command(*arguments, cwd, env=None):
 
 @pytest.mark.parametrize(
     "verb",
-    ["up", "train", "submit", "stop", "status", "ledger", "nodes", "why", "tag", "untag", "drain", "gantt", "replay", "doctor"],
+    [
+        "up",
+        "train",
+        "submit",
+        "stop",
+        "status",
+        "ledger",
+        "nodes",
+        "why",
+        "tag",
+        "untag",
+        "drain",
+        "gantt",
+        "replay",
+        "checkpoints",
+        "doctor",
+    ],
 )
 def test_every_verb_explains_itself(verb, tmp_path):
     """--help answers for each."""
@@ -38,6 +54,11 @@ def test_every_verb_explains_itself(verb, tmp_path):
         (("train", "nowhere.toml"), "no such file"),
         (("train",), "either a run file or --resume"),
         (("train", "--resume", "ghost"), "cannot be resumed"),
+        (("train", "run.toml", "--checkpoint", "3"), "--checkpoint goes back in a run that is there: give --resume RUN, too"),
+        (("train", "--checkpoint", "3"), "give --resume RUN, too"),
+        (("train", "--resume", "ghost", "--checkpoint", "3"), "cannot be resumed"),
+        (("checkpoints", "list", "ghost"), "no folder runs/ghost"),
+        (("checkpoints", "verify", "ghost"), "no folder runs/ghost"),
         (("train", "--resume", "ghost", "--steps", "3"), "leave out --name, --seed, --steps and --engine"),
         (("train", "--resume", "ghost", "--seed", "3"), "leave out --name, --seed, --steps and --engine"),
         (("train", "--resume", "No Such Name"), "name of the run: expected up to 48 of a-z"),

@@ -5,10 +5,10 @@ import pytest
 from seamlessflow.blobs import Store
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.cli.place import Address
-from seamlessflow.cli.standing import how_to_go_on, is_served, standing
+from seamlessflow.cli.standing import as_journal, how_to_go_on, is_served, standing
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
-from seamlessflow.contracts import NodeStatus, Role, RunEnded, RunPhase, RunState
+from seamlessflow.contracts import NodeStatus, Role, RunEnded, RunHeld, RunPhase, RunState
 from seamlessflow.contracts.routes import NODES_BUCKET
 
 END = RunEnded(run="r", reason="tasks_ended", steps=2)
@@ -31,12 +31,26 @@ def state(phase, reason=""):
         (None, state(RunPhase.RUNNING, "tasks"), True, "running, waits: tasks"),
         (None, state(RunPhase.RUNNING, "tasks"), False, "suspended: nobody serves it; do this"),
         (None, state(RunPhase.QUEUED, "a node"), False, "suspended before it began: nobody serves it; do this"),
+        (None, state(RunPhase.HELD, "damaged"), True, "held: damaged"),
+        (None, state(RunPhase.HELD, "damaged"), False, "held: damaged"),
+        (END, state(RunPhase.HELD, "damaged"), True, "ended (tasks_ended)"),
         (None, None, False, "suspended before it began: nobody serves it; do this"),
     ],
 )
 def test_where_a_run_stands(ended, said, served, stands):
-    """An end is an end; the word of a scheduler that is gone counts for nothing."""
+    """An end is an end; the word of a scheduler that is gone counts for nothing, but that the run is held."""
     assert standing(ended, said, served=served, how="do this") == stands
+
+
+def test_the_journal_tells_whether_a_run_is_held():
+    """Before the scheduler has come to it, and after one that is gone."""
+    held = RunHeld(run="r", reason="damaged", nonce="n")
+
+    assert as_journal(None, held) == state(RunPhase.HELD, "damaged")
+    assert as_journal(state(RunPhase.RUNNING, "tasks"), held) == state(RunPhase.HELD, "damaged")
+    assert as_journal(state(RunPhase.HELD, "damaged"), None) == state(RunPhase.RUNNING)
+    assert as_journal(state(RunPhase.QUEUED, "a node"), None) == state(RunPhase.QUEUED, "a node")
+    assert as_journal(None, None) is None
 
 
 async def test_a_run_is_served_while_a_scheduler_is_there(tmp_path):
