@@ -98,7 +98,7 @@ class Training:
         config = await read_run(context.speaker, run)
         with suppress(MalformedMessage):  # after the claim the run is held for it
             history = await read_commits(context.bus, context.speaker, run)
-            if history.is_over or history.is_closing or history.held is not None:
+            if history.is_over or history.held is not None:
                 log.info("training.not_begun", run=run, held=history.held is not None)
                 return None
         return config

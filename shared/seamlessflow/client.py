@@ -20,6 +20,7 @@ from .blobs import BLOB_HEADER, Store
 from .bus.base import Bus, Record, StreamSpec
 from .bus.jetstream import connect
 from .codec import unpack_record
+from .commit_history import CommitHistory
 from .contracts import (
     Event,
     NodeOrder,
@@ -35,13 +36,14 @@ from .contracts import (
     TasksEnded,
     TaskSubmitted,
 )
-from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject_filters, subject_of
+from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject_of
 from .contracts.fleet import Lease
 from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, ORDERS_BUCKET, RUNS_BUCKET
 from .contracts.streams import control_streams, journal
 from .errors import ConfigError, MalformedMessage, Unavailable
 from .fleet_records import Unreadable, change_order, read_records
 from .run_config import RunConfig, parse_run_config
+from .runtime.commit_claim import read_commits
 from .runtime.speaker import Speaker
 from .secrecy import without_password
 from .settings import Settings
@@ -149,16 +151,13 @@ class Client:
         follow: bool = False,
         start_seq: int = 1,
         without: Collection[type[Event]] = (),
-        only: Collection[type[Event]] = (),
     ) -> AsyncIterator[tuple[Record, Event]]:
         """A run's journal in order, each event with its record (sequence, time, subject); malformed messages are left out.
 
         without: kinds of no use to the caller. What its subject tells to be one of them is not even decoded.
-        only: what is not on a subject of these kinds is not even read; others may share their subjects. Empty: all is read.
         Raises ConfigError at an event that is kept in the run's store and not in ours: leaving it out would bend every sum.
         """
-        filters = tuple(dict.fromkeys(each for kind in only for each in subject_filters(kind, run)))
-        async for record in self.bus.read(journal(run), filters=filters, start_seq=start_seq, follow=follow):
+        async for record in self.bus.read(journal(run), start_seq=start_seq, follow=follow):
             if without and kinds_on(record.subject) <= set(without):
                 continue
             try:
@@ -169,6 +168,18 @@ class Client:
                         f"event {record.seq} of run {run}: {wrong}; give --store URL, the one the services use"
                     ) from wrong
                 continue  # its reader has dead-lettered it; the dead letter is an event of its own
+
+    async def commits(self, run: str) -> CommitHistory:
+        """What a run's journal holds of claims, commits and rollbacks.
+
+        Raises ConfigError where one is kept in a store that is not ours: without it an older checkpoint would seem the newest.
+        """
+        try:
+            return await read_commits(self.bus, self._speaker, run)
+        except MalformedMessage as wrong:
+            raise ConfigError(
+                f"a commit of run {run} cannot be read: {wrong}; give --store URL, the one the services use"
+            ) from wrong
 
     async def run_state(self, run: str) -> RunState | None:
         """Where the scheduler has got with a run; None while it has not seen the request."""

@@ -61,8 +61,9 @@ class CommitHistory:
     claim_times: list[float] = field(default_factory=list)
     named: list[Commit] = field(default_factory=list)
     """Every StepsCommitted and RolledBack that counted when it was stored, oldest first."""
-    is_over: bool = False
-    """Nothing is trained any more."""
+    has_ended_training: bool = False
+    ended: RunEnded | None = None
+    """How the run ended. None: it has not."""
     held: RunHeld | None = None
     """Why the run waits for a person. None: it does not."""
     request: ResumeRequested | None = None
@@ -111,8 +112,10 @@ class CommitHistory:
             case RolledBack():
                 self.held = None
                 return self._roll_back(event, time)
-            case TrainingEnded() | RunEnded():
-                self.is_over = True
+            case TrainingEnded():
+                self.has_ended_training = True
+            case RunEnded():
+                self.held, self.ended = None, event
             case RunHeld():
                 self.held = event
             case ResumeRequested():
@@ -160,6 +163,11 @@ class CommitHistory:
     def is_closing(self) -> bool:
         """Whether a scheduler closes the run for good."""
         return any(claim.closes for claim in self.claims)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is trained any more."""
+        return self.has_ended_training or self.ended is not None or self.is_closing
 
     @property
     def wanted_step(self) -> int | None:

@@ -25,7 +25,6 @@ from .contracts import (
     GroupAdmitted,
     GroupDropped,
     GroupTrained,
-    ResumeRequested,
     Role,
     RoleAssigned,
     RoleTaken,
@@ -50,13 +49,6 @@ from .ledger import ROLLED_BACK
 from .suspensions import Lives
 
 
-def held_after(event: Event, before: RunHeld | None) -> RunHeld | None:
-    """The hold of a run after an event that counts. None: the run is not held."""
-    if isinstance(event, RunHeld):
-        return event
-    return None if isinstance(event, ResumeRequested | RolledBack | RunEnded) else before
-
-
 @dataclass
 class StepRow:
     """One optimiser step."""
@@ -76,8 +68,6 @@ class RunView:
 
     started: float | None = None
     last_time: float | None = None
-    held: RunHeld | None = None
-    """Why the run cannot go on before a person decides. None: it is not held."""
     ended: RunEnded | None = None
     ended_at: float | None = None
     training_began: float | None = None
@@ -118,6 +108,11 @@ class RunView:
     _line: int = 0
     """The newest line that was claimed or started."""
     _closed: set[str] = field(default_factory=set)
+
+    @property
+    def held(self) -> RunHeld | None:
+        """Why the run cannot go on before a person decides. None: it is not held."""
+        return self._history.held
 
     @property
     def running_episodes(self) -> int:
@@ -162,7 +157,6 @@ class RunView:
             return False
         if isinstance(event, BatchReady | StepTaken | TrainerStarted) and event.line < self._line:
             return False
-        self.held = held_after(event, self.held)
         taken_back = self._history.apply(event, time)
         if taken_back:
             self.groups_dropped[ROLLED_BACK] += len(taken_back)

@@ -110,13 +110,12 @@ def notes(each: ListedCheckpoint) -> str:
 
 def list_json(found: FoundCheckpoints) -> dict[str, object]:
     """For programs; all that the journal ever named, removed ones included."""
-    commits = found.commits
     return {
         "run": found.run,
         "store": without_password(found.store.url),
         "keep": found.keep if found.client is not None else None,
-        "held": None if commits.held is None else commits.held.reason,
-        "is_over": commits.is_over if found.client is not None else None,
+        "held": None if found.history.held is None else found.history.held.reason,
+        "is_over": found.history.is_over if found.client is not None else None,
         "checkpoints": [
             {
                 "path": each.path,
@@ -201,12 +200,11 @@ async def _is_gone(found: FoundCheckpoints, each: ListedCheckpoint) -> bool:
 
 def _print_advice(found: FoundCheckpoints, usable: list[ListedCheckpoint], console: Console) -> None:
     """What can be done with the run. ``usable``: what may be gone back to, as far as is known."""
-    commits = found.commits
-    if found.client is None or commits.is_over:
+    if found.client is None or found.history.is_over:
         return
-    if commits.held is not None:
-        console.print(f"held: {commits.held.reason}", style="red", markup=False, soft_wrap=True)
-    targets = {commit.checkpoint for commit in commits.history.targets(found.keep)}
+    if found.history.held is not None:
+        console.print(f"held: {found.history.held.reason}", style="red", markup=False, soft_wrap=True)
+    targets = {commit.checkpoint for commit in found.history.targets(found.keep)}
     steps = sorted({each.step for each in usable if each.path in targets and not each.fault})
     if steps:
         again = f"{program()} train --resume {found.run}"

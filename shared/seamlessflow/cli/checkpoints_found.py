@@ -10,13 +10,12 @@ from enum import StrEnum
 from ..blobs import Store
 from ..checkpoint_folders import OPTIMIZER_FILE, Checkpoint, checkpoints_path, parse_checkpoint, parse_name
 from ..client import Client, NoStore
-from ..commit_history import Commit
+from ..commit_history import Commit, CommitHistory
 from ..errors import ConfigError, WrongBytes
 from ..secrecy import without_password
 from ..weights.folders import MANIFEST, WEIGHTS_FILE, folder_manifest
 from ..weights.stored import StoredFile
 from .place import reach
-from .run_commits import RunCommits, read_run_commits
 from .submit import require_run
 from .weights_found import beside, has_server, store_at
 
@@ -99,7 +98,7 @@ class FoundCheckpoints:
     store: Store
     client: Client | None
     """None: the store is all that was named."""
-    commits: RunCommits
+    history: CommitHistory
     keep: int
     listed: list[ListedCheckpoint]
     """In journal order, then those that it does not name, by step."""
@@ -143,13 +142,13 @@ async def look_again(found: FoundCheckpoints) -> FoundCheckpoints:
 
 
 async def _look(run: str, store: Store, client: Client | None) -> FoundCheckpoints:
-    commits, keep = RunCommits(), 0
+    history, keep = CommitHistory(), 0
     if client is not None:
         config = await client.requested(run)
-        commits, keep = await read_run_commits(client, run), 0 if config is None else config.checkpoints.keep
+        history, keep = await client.commits(run), 0 if config is None else config.checkpoints.keep
     there = await beside(lambda: _in_store(store, run))
-    listed = _named(commits, keep, there) + _unnamed(commits, there, has_journal=client is not None)
-    return FoundCheckpoints(run, store, client, commits, keep, listed)
+    listed = _named(history, keep, there) + _unnamed(history, there, has_journal=client is not None)
+    return FoundCheckpoints(run, store, client, history, keep, listed)
 
 
 def _in_store(store: Store, run: str) -> dict[str, InStore]:
@@ -172,13 +171,12 @@ def _folder(store: Store, path: str) -> InStore:
     return InStore(checkpoint, files, num_bytes=sum(file.num_bytes for file in files.values()))
 
 
-def _named(commits: RunCommits, keep: int, there: Mapping[str, InStore]) -> list[ListedCheckpoint]:
-    history = commits.history
+def _named(history: CommitHistory, keep: int, there: Mapping[str, InStore]) -> list[ListedCheckpoint]:
     first: dict[str, Commit] = {}
     for commit in history.named:
         first.setdefault(commit.checkpoint, commit)
     surviving, kept = {commit.checkpoint for commit in history.surviving}, set(history.kept(keep))
-    newest = _newest(commits, there)
+    newest = _newest(history, there)
 
     def standing(path: str) -> Standing:
         if path == newest:
@@ -193,19 +191,18 @@ def _named(commits: RunCommits, keep: int, there: Mapping[str, InStore]) -> list
     ]
 
 
-def _newest(commits: RunCommits, there: Mapping[str, InStore]) -> str | None:
+def _newest(history: CommitHistory, there: Mapping[str, InStore]) -> str | None:
     """Path of what training goes on from: of an earlier release's run the highest complete one, as its trainer reads it."""
-    named = commits.history.newest
+    named = history.newest
     if named is not None and named.has_claim:
         return named.checkpoint
     earlier = [path for path, folder in there.items() if _line(path) is None and folder.checkpoint is not None]
     return max(earlier, default=None if named is None else named.checkpoint)
 
 
-def _unnamed(commits: RunCommits, there: Mapping[str, InStore], *, has_journal: bool) -> list[ListedCheckpoint]:
-    history = commits.history
+def _unnamed(history: CommitHistory, there: Mapping[str, InStore], *, has_journal: bool) -> list[ListedCheckpoint]:
     named = {commit.checkpoint for commit in history.named}
-    newest = _newest(commits, there) if has_journal else None
+    newest = _newest(history, there) if has_journal else None
 
     def standing(path: str, folder: InStore) -> Standing:
         line, checkpoint = _line(path), folder.checkpoint
