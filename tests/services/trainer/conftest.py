@@ -10,6 +10,10 @@ import torch
 from trainer_world import World, make_tiny_llama, run_document
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order", type=int, metavar="SEED", help="play one order of late trainers")
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder; float32."""
