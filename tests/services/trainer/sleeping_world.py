@@ -265,7 +265,7 @@ class SleepingWorld:
         if not self._lives or not self.plan.first_is_last or self.plan.is_one_node:
             return False
         life = self._lives[0]
-        if self._tasks[life].done() or self._stopping[life].is_set():
+        if life.is_dead or self._tasks[life].done() or self._stopping[life].is_set():
             return False
         if life.is_asleep:
             self._wake(life)
