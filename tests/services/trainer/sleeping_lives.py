@@ -21,7 +21,7 @@ from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Delivery, Entry, Handler, KeyValue, Message, Record, Stored, Subscription
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
-from seamlessflow.errors import Unavailable
+from seamlessflow.errors import SequenceMismatch, Unavailable
 
 
 class Fault(Enum):
@@ -134,7 +134,7 @@ class Life:
             raise asyncio.CancelledError
 
     async def call(self, call: str, effect: Awaitable[Any]) -> Any:
-        """One call to the bus: point, effect, point."""
+        """One call to the bus: point, effect, point. Others get their turn, as they do while a server answers."""
         try:
             if (waiting := self.point(call)) is not None:
                 await waiting
@@ -143,10 +143,12 @@ class Life:
             raise
         try:
             return await effect
+        except SequenceMismatch:
+            call = f"{call} (refused)"
+            raise
         finally:
             self.did(call)
-            if (waiting := self.point(call)) is not None:
-                await waiting
+            await (self.point(call) or asyncio.sleep(0))
 
     @contextmanager
     def blocking_call(self, call: str) -> Iterator[None]:
@@ -303,6 +305,11 @@ class LifeStore(Store):
     def exists(self, path: str) -> bool:
         with self._life.blocking_call(f"exists {path}"):
             return path in self._objects
+
+    def num_bytes(self, path: str) -> int | None:
+        with self._life.blocking_call(f"size {path}"):
+            content = self._objects.get(path)
+            return None if content is None else len(content)
 
     def bytes_below(self, path: str) -> int | None:
         return None

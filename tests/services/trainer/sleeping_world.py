@@ -28,7 +28,7 @@ import structlog
 from sleeping_lives import Fault, Life, LifeBus, LifeStore, Misfortune
 from three_numbers import ThreeNumbers
 from trainer_world import RUN, samples_ready
-from virtual_time import VirtualTimeLoop, threads_inline
+from virtual_time import Stuck, VirtualTimeLoop, threads_inline
 
 import seamlessflow.bus.memory_log
 import seamlessflow.runtime.context
@@ -39,6 +39,7 @@ from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.bus.subjects import matches
 from seamlessflow.codec import decode, pack_record, to_message
 from seamlessflow.contracts import (
+    DropReason,
     EpisodeEnded,
     EpisodeOrigin,
     EpisodeStatus,
@@ -49,6 +50,7 @@ from seamlessflow.contracts import (
     Int32s,
     Lease,
     Role,
+    RunEnded,
     RunStarted,
     Sample,
     SegmentSampled,
@@ -57,7 +59,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
-from seamlessflow.runtime import make_context
+from seamlessflow.runtime import CommitClaim, Speaker, make_context, publish_account, read_commits
 from services.trainer.config import TrainerSettings
 from services.trainer.service import Trainer
 
@@ -91,6 +93,8 @@ class Plan:
     """Every life has the same node's name, so that the lease stays as it is when the next one starts."""
     first_is_last: bool
     """The lease goes back to the first life in the end, if that is there."""
+    is_stopped: bool
+    """The run is stopped instead of a last life: the scheduler closes it while others sleep."""
     longest_delays: tuple[float, ...]
     """Seconds: a call is delayed by up to one of these."""
     lease_moves_after: float
@@ -117,6 +121,7 @@ def plan_of(seed: int) -> Plan:
         lives=(*lives, ()),
         is_one_node=random.random() < 0.2,
         first_is_last=random.random() < 0.15,
+        is_stopped=random.random() < 0.15,
         longest_delays=random.choice(((0.0,), (0.0, 0.0, 0.001), (0.0, 0.0, 0.0, 0.01, 1.5), (0.0,) * 9 + (0.3, 3.0))),
         lease_moves_after=random.choice((0.0, 0.0, 0.5, 3.0)),
     )
@@ -168,14 +173,16 @@ class UnfencedServer(MemoryServer):
 class SleepingWorld:
     """One order, while it is played. A scheduler that moves the lease, a supervisor that restarts what ends with an error."""
 
-    def __init__(self, plan: Plan, server: MemoryServer, folder: Path) -> None:
-        self.plan, self.outcome = plan, Outcome(plan)
-        self._random, self._server, self._folder = Random(plan.seed), server, folder
+    def __init__(self, outcome: Outcome, server: MemoryServer, folder: Path) -> None:
+        self.plan, self.outcome = outcome.plan, outcome
+        self._random, self._server, self._folder = Random(outcome.plan.seed), server, folder
         self._lives: list[Life] = []
         self._asleep: dict[Life, int | None] = {}
         self._buses: dict[Life, LifeBus] = {}
         self._current: Life | None = None
         self._over = asyncio.Event()
+        self._is_ended = False
+        """Training or the run: who holds samples of open groups acknowledges them, and the scheduler drops those."""
         self._epoch = 0
         self._tasks: dict[Life, asyncio.Task[None]] = {}
         self._stopping: dict[Life, asyncio.Event] = {}
@@ -191,6 +198,7 @@ class SleepingWorld:
         self.outcome.calls.append((life.name, call))
         if call == f"publish sf.{RUN}.ev.training.ended":
             self._over.set()
+            self._is_ended = True
         for sleeper, calls in list(self._asleep.items()):
             if calls is not None and sleeper is not life:
                 self._asleep[sleeper] = calls - 1
@@ -210,25 +218,27 @@ class SleepingWorld:
 
     def on_acknowledged(self, life: Life, subject: str) -> None:
         group = subject.split(".")[3]
-        if group not in closed_groups(self._journal()) and not self._over.is_set():
+        if not self._is_ended and group not in closed_groups(self._journal()):
             self.outcome.wrong.append(f"{life.name} acknowledged samples of {group}, which is not closed")
 
-    async def play(self) -> Outcome:
+    async def play(self) -> None:
+        """Fills in the outcome."""
         self._open()
         for misfortunes in self.plan.lives:
+            if not misfortunes and self.plan.is_stopped:
+                break
             if misfortunes or not await self._return():
                 await self._start(misfortunes)
             if await self._until_struck(self._lives[-1], is_last=not misfortunes):
                 break
             await asyncio.sleep(self.plan.lease_moves_after)
-        self._wake_all()
-        if self._over.is_set():
-            await asyncio.sleep(SETTLE_SECONDS)
-        else:
+        if not self.plan.is_stopped and not self._over.is_set():
             self.outcome.wrong.append(f"the last life did not end the training within {END_SECONDS:g} s")
+        await self._close()
+        self._wake_all()
+        await asyncio.sleep(SETTLE_SECONDS)
         await self._end()
         self.outcome.events = self._journal()
-        return self.outcome
 
     def _open(self) -> None:
         journal_spec, *queues = run_streams(RUN)
@@ -340,6 +350,22 @@ class SleepingWorld:
         self._say(f"{life.name}: wakes")
         life.wake()
 
+    async def _close(self) -> None:
+        """As a scheduler closes a run for good: by a claim of its own, behind which nothing of a trainer's counts."""
+        bus = LifeBus(self._server, Life("scheduler", self))
+        speaker = Speaker(bus, LifeStore(self.outcome.objects, Life("scheduler", self)))
+        claim = CommitClaim(bus, speaker, RUN, "the scheduler")
+        await claim.take(closes=True)
+        history = await read_commits(bus, speaker, RUN)
+        await publish_account(speaker, RUN, history.newest_account)
+        closed = closed_groups(self._journal())
+        for group in (*TEACHING, EQUAL):
+            if group not in closed:
+                await claim.append(GroupDropped(run=RUN, group=group, reason=DropReason.RUN_ENDED, nonce=claim.nonce))
+        steps = 0 if history.newest is None else history.newest.step
+        await claim.append(RunEnded(run=RUN, reason="stopped", steps=steps, nonce=claim.nonce))
+        self._is_ended = True
+
     async def _end(self) -> None:
         """All lives leave as they are asked to; then whatever is left of them goes."""
         for life in self._lives:
@@ -375,7 +401,7 @@ def closed_groups(events: list[Event]) -> dict[str, Event]:
     for event in events:
         if isinstance(event, GroupTrained | GroupDropped):
             closed.setdefault(event.group, event)
-        elif isinstance(event, StepsCommitted) and hasattr(event, "account"):
+        elif isinstance(event, StepsCommitted):
             for group in event.groups:
                 closed.setdefault(group, event)
     return closed
@@ -469,13 +495,17 @@ def play(plan: Plan, folder: Path, *, is_fenced: bool = True) -> Outcome:
     """One order, on a ``stage``."""
     loop = VirtualTimeLoop()
     loop.set_exception_handler(lambda loop, context: None)  # what a killed process leaves behind
+    outcome = Outcome(plan)
     try:
         with counted_ids():
-            return loop.run_until_complete(_play(plan, folder, is_fenced))
+            loop.run_until_complete(_play(outcome, folder, is_fenced))
+    except Stuck as wrong:
+        outcome.wrong.append(str(wrong))
     finally:
         loop.close()
+    return outcome
 
 
-async def _play(plan: Plan, folder: Path, is_fenced: bool) -> Outcome:
+async def _play(outcome: Outcome, folder: Path, is_fenced: bool) -> None:
     server = MemoryServer() if is_fenced else UnfencedServer()
-    return await SleepingWorld(plan, server, folder).play()
+    await SleepingWorld(outcome, server, folder).play()

@@ -8,16 +8,14 @@ from collections import Counter
 from safetensors.torch import load
 from sleeping_world import KEEP, Outcome, closed_groups
 from three_numbers import trained_groups
-from trainer_world import RUN
 
+from seamlessflow.commit_history import Claimed
 from seamlessflow.contracts import (
-    DropReason,
     Event,
     GroupDropped,
     GroupTrained,
-    RunEnded,
-    SamplesReady,
     StepsCommitted,
+    TrainerClaimed,
     TrainingEnded,
     WeightsPublished,
 )
@@ -39,40 +37,47 @@ def violations(outcome: Outcome) -> list[str]:
             found += _wrong_with(f"checkpoint {commit.checkpoint} of line {commit.line}", objects, commit.checkpoint, expected)
     found += [f"{group} was committed {times} times" for group, times in expected.items() if times > 1]
     found += _wrong_closings(events, set(expected))
-    found += _wrong_end(events, objects, expected)
+    found += _wrong_end(outcome, expected)
     return found
 
 
 def surviving_commits(events: list[Event]) -> list[StepsCommitted]:
-    """Each once, in the order in which they were said: every one of them was promised to be durable."""
-    commits = {(each.step, each.line, each.groups): each for each in events if isinstance(each, StepsCommitted)}
-    return sorted(commits.values(), key=lambda each: (each.line, each.step))
+    """In journal order: each of them was promised to be durable."""
+    return [each for each in events if isinstance(each, StepsCommitted)]
 
 
 def _wrong_closings(events: list[Event], committed: set[str]) -> list[str]:
-    found, closed = [], closed_groups(events)
+    found, closed = _late(events), closed_groups(events)
     trained = {group for group, event in closed.items() if not isinstance(event, GroupDropped)}
     if trained != committed:
         found.append(f"closed as trained are {sorted(trained)}, committed {sorted(committed)}")
     said = Counter(each.group for each in events if isinstance(each, GroupTrained | GroupDropped))
     found += [f"{group} was closed {times} times" for group, times in said.items() if times > 1]
-    ledger = Ledger.of(events + _run_end(events, set(closed)))
+    found += [f"{group} was committed, and never published as trained" for group in committed - said.keys()]
+    ledger = Ledger.of(events)
     if not ledger.balanced or ledger.episodes.in_flight or ledger.episodes.trained != 2 * len(committed):
         found.append(f"ledger: {ledger.rows()}, gaps {ledger.gaps}")
     return found
 
 
-def _run_end(events: list[Event], closed: set[str]) -> list[Event]:
-    """As the scheduler ends a run: what is left is dropped."""
-    groups = {each.origin.group for each in events if isinstance(each, SamplesReady)}
-    drops = [GroupDropped(run=RUN, group=group, reason=DropReason.RUN_ENDED) for group in sorted(groups - closed)]
-    return [*drops, RunEnded.model_construct(run=RUN)]
+def _late(events: list[Event]) -> list[str]:
+    """Events of a claim that was not the newest any more."""
+    found, nonce = [], ""
+    for event in events:
+        if isinstance(event, TrainerClaimed):
+            nonce = event.nonce
+        elif isinstance(event, Claimed) and event.nonce != nonce:
+            found.append(f"{type(event).__name__} of claim {event.nonce!r} came after claim {nonce!r}")
+    return found
 
 
-def _wrong_end(events: list[Event], objects: dict[str, bytes], expected: Counter[str]) -> list[str]:
+def _wrong_end(outcome: Outcome, expected: Counter[str]) -> list[str]:
+    events, objects = outcome.events, outcome.objects
     ends = [each for each in events if isinstance(each, TrainingEnded)]
+    if not ends and outcome.plan.is_stopped:
+        return []
     if len(ends) != 1:
-        return [f"TrainingEnded was said {len(ends)} times"]
+        return [f"TrainingEnded was published {len(ends)} times"]
     versions = {each.weights_version: each for each in events if isinstance(each, WeightsPublished)}
     last = versions.get(ends[0].weights_version)
     if last is None:

@@ -43,7 +43,9 @@ def check_orders(folder: Path, num_orders: int, first_seed: int) -> None:
 
 def test_a_life_alone_trains_and_closes_every_group(folder: Path) -> None:
     """The checks hold for a run in which nothing happens."""
-    plan = Plan(0, 1, ((),), is_one_node=False, first_is_last=False, longest_delays=(0.0,), lease_moves_after=0.0)
+    plan = Plan(
+        0, 1, ((),), is_one_node=False, first_is_last=False, is_stopped=False, longest_delays=(0.0,), lease_moves_after=0.0
+    )
 
     outcome = play(plan, folder)
 
@@ -76,14 +78,12 @@ def test_an_order_of_the_command_line(folder: Path, request: pytest.FixtureReque
     check(play(plan_of(seed), folder))
 
 
-@pytest.mark.xfail(strict=True, reason="a late trainer writes over the checkpoint of the one that lives, and commits to it")
 @pytest.mark.parametrize("part", range(4))
 def test_no_order_leaves_two_chains(folder: Path, part: int) -> None:
     """Two or three lives, of which one sleeps, hangs, is cut off or dies at any point: every promise is kept in the end."""
     check_orders(folder, ORDERS // 4, first_seed=part * ORDERS)
 
 
-@pytest.mark.xfail(strict=True, reason="a late trainer writes over the checkpoint of the one that lives, and commits to it")
 @pytest.mark.slow
 def test_no_order_of_many_leaves_two_chains(folder: Path) -> None:
     """The same with other orders, and ten times as many."""
@@ -91,6 +91,9 @@ def test_no_order_of_many_leaves_two_chains(folder: Path) -> None:
 
 
 def test_without_a_fence_a_fault_is_found_soon(folder: Path) -> None:
-    """A bus that compares no sequences: if this is not noticed, neither would a fence be missed that does not hold."""
-    seeds = range(UNFENCED_ORDERS)
-    assert any(violations(play(plan_of(seed), folder, is_fenced=False)) for seed in seeds)
+    """On a bus that compares no sequences weights lose what was committed: a fence that does not hold would be noticed."""
+
+    def loses_groups(seed: int) -> bool:
+        return any("was trained on" in each for each in violations(play(plan_of(seed), folder, is_fenced=False)))
+
+    assert any(loses_groups(seed) for seed in range(UNFENCED_ORDERS))

@@ -25,11 +25,17 @@ import seamlessflow.weights.partfile
 import seamlessflow.weights.stored
 import services.trainer.parts
 
-_real_monotonic = time.monotonic
+_real_monotonic, _real_time = time.monotonic, time.time
+EPOCH = 1_800_000_000.0
+"""Unix seconds when a loop's clock stands at 0."""
+
+
+MOST_ROUNDS = 50_000
+"""Rounds of the loop without a timer; more than any order has at one moment of the clock."""
 
 
 class Stuck(AssertionError):
-    """Every task waits, and there is no timer that could end it."""
+    """Every task waits, and there is no timer that could end it; or some go on for ever, and the clock stands still."""
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
@@ -38,6 +44,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 1000.0
+        self._rounds = 0
         self._selector = self
 
     def time(self) -> float:
@@ -47,6 +54,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """What the base class asks its selector: wait for so long. Nobody waits here."""
         if timeout is None:
             raise Stuck("no task can go on, and no timer is set")
+        self._rounds = 0 if timeout > 0 else self._rounds + 1
+        if self._rounds > MOST_ROUNDS:
+            raise Stuck("some task goes on and on without waiting")
         self._now += max(0.0, timeout)
         return []
 
@@ -128,6 +138,13 @@ def _monotonic() -> float:
         return _real_monotonic()
 
 
+def _time() -> float:
+    try:
+        return EPOCH + asyncio.get_running_loop().time()
+    except RuntimeError:
+        return _real_time()
+
+
 @contextmanager
 def threads_inline() -> Iterator[None]:
     """While the block runs no service starts a thread, and clocks are those of the running loop."""
@@ -135,6 +152,7 @@ def threads_inline() -> Iterator[None]:
     with (
         patch.object(asyncio, "to_thread", to_thread),
         patch.object(time, "monotonic", _monotonic),
+        patch.object(time, "time", _time),
         patch.object(services.trainer.parts, "SimpleQueue", InlineQueue),
         patch.object(seamlessflow.weights.downloads, "PAUSES_SECONDS", (0.0,)),
         patch.object(pools[0], "ThreadPoolExecutor", InlineExecutor),
