@@ -9,7 +9,7 @@ The bus and the store are memory that all lives share; only the way there is a l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +31,7 @@ class Fault(Enum):
     HANGS = "this one call hangs"
     CUT_OFF = "the bus is away, the store is not"
     NO_STORE = "the store is away, the bus is not"
+    LEFT_BEHIND = "the next change to the store is given up after its time, and carried out later"
     KILLED = "killed"
     TERMINATED = "asked to leave"
     MOVED = "nothing, but its lease goes to the next one"
@@ -52,6 +53,7 @@ class Surroundings(Protocol):
     def on_call(self, life: Life, call: str) -> None: ...
     def on_misfortune(self, life: Life, misfortune: Misfortune, call: str) -> None: ...
     def on_acknowledged(self, life: Life, subject: str) -> None: ...
+    def later(self, life: Life, call: str, change: Callable[[], object], num_calls: int | None) -> None: ...
 
 
 class Life:
@@ -66,6 +68,7 @@ class Life:
         self._awake = asyncio.Event()
         self._awake.set()
         self._one_hangs: asyncio.Event | None = None
+        self._left_behind: Misfortune | None = None
         self.struck = asyncio.Event()
         """Set once its lease should go to another life."""
 
@@ -115,6 +118,8 @@ class Life:
         if misfortune.fault in (Fault.STOPPED, Fault.CUT_OFF, Fault.NO_STORE, Fault.HANGS):
             self._asleep_by = misfortune.fault
             self._awake.clear()
+        if misfortune.fault is Fault.LEFT_BEHIND:
+            self._left_behind = misfortune
         self.struck.set()
         self._around.on_misfortune(self, misfortune, call)
         return hangs
@@ -159,6 +164,17 @@ class Life:
         finally:
             self.did(call)
             self.wait_at(call)
+
+    def change(self, call: str, change: Callable[[], object]) -> None:
+        """A call that changes the store. Raises Unavailable where it was not done in time, and may be done at any time."""
+        self.wait_at(call)
+        left_behind, self._left_behind = self._left_behind, None
+        if left_behind is not None:
+            self._around.later(self, call, change, left_behind.wakes_after)
+            raise Unavailable(f"{call}: no answer in time")
+        change()
+        self.did(call)
+        self.wait_at(call)
 
     def wait_at(self, call: str) -> None:
         """A point inside blocking work."""
@@ -261,8 +277,7 @@ class LifeStore(Store):
         self._objects, self._life = objects, life
 
     def write(self, path: str, content: bytes) -> None:
-        with self._life.blocking_call(f"write {path}"):
-            self._objects[path] = bytes(content)
+        self._life.change(f"write {path}", lambda: self._objects.update({path: content}))
 
     def write_chunks(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
         content = bytearray()
@@ -288,8 +303,7 @@ class LifeStore(Store):
             self.remove(key)
 
     def remove(self, path: str) -> None:
-        with self._life.blocking_call(f"remove {path}"):
-            self._objects.pop(path, None)
+        self._life.change(f"remove {path}", lambda: self._objects.pop(path, None))
 
     def read(self, path: str) -> bytes:
         with self._life.blocking_call(f"read {path}"):

@@ -16,7 +16,7 @@ import logging
 import secrets
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -59,6 +59,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.errors import Superseded
 from seamlessflow.runtime import CommitClaim, Speaker, make_context, publish_account, read_commits
 from services.trainer.config import TrainerSettings
 from services.trainer.service import Trainer
@@ -95,6 +96,8 @@ class Plan:
     """The lease goes back to the first life in the end, if that is there."""
     is_stopped: bool
     """The run is stopped instead of a last life: the scheduler closes it while others sleep."""
+    scheduler: tuple[Misfortune, ...]
+    """Of the first one that closes the run."""
     longest_delays: tuple[float, ...]
     """Seconds: a call is delayed by up to one of these."""
     lease_moves_after: float
@@ -115,6 +118,8 @@ def plan_of(seed: int) -> Plan:
     lives: list[tuple[Misfortune, ...]] = [first]
     if random.random() < 0.6:
         lives.append((misfortune(),))
+    fault = random.choice((Fault.STOPPED, Fault.KILLED, None, None, None))
+    scheduler = () if fault is None else (Misfortune(fault, random.randint(1, 24)),)
     return Plan(
         seed=seed,
         every_steps=random.choice((1, 1, 2)),
@@ -122,6 +127,7 @@ def plan_of(seed: int) -> Plan:
         is_one_node=random.random() < 0.2,
         first_is_last=random.random() < 0.15,
         is_stopped=random.random() < 0.15,
+        scheduler=scheduler,
         longest_delays=random.choice(((0.0,), (0.0, 0.0, 0.001), (0.0, 0.0, 0.0, 0.01, 1.5), (0.0,) * 9 + (0.3, 3.0))),
         lease_moves_after=random.choice((0.0, 0.0, 0.5, 3.0)),
     )
@@ -178,6 +184,8 @@ class SleepingWorld:
         self._random, self._server, self._folder = Random(outcome.plan.seed), server, folder
         self._lives: list[Life] = []
         self._asleep: dict[Life, int | None] = {}
+        self._left_behind: list[tuple[int | None, str, Callable[[], object]]] = []
+        """Changes to the store that are still to come: after so many calls, or at the end."""
         self._buses: dict[Life, LifeBus] = {}
         self._current: Life | None = None
         self._over = asyncio.Event()
@@ -199,6 +207,7 @@ class SleepingWorld:
         if call == f"publish sf.{RUN}.ev.training.ended":
             self._over.set()
             self._is_ended = True
+        self._carry_out()
         for sleeper, calls in list(self._asleep.items()):
             if calls is not None and sleeper is not life:
                 self._asleep[sleeper] = calls - 1
@@ -221,6 +230,19 @@ class SleepingWorld:
         if not self._is_ended and group not in closed_groups(self._journal()):
             self.outcome.wrong.append(f"{life.name} acknowledged samples of {group}, which is not closed")
 
+    def later(self, life: Life, call: str, change: Callable[[], object], num_calls: int | None) -> None:
+        at = None if num_calls is None else len(self.outcome.calls) + num_calls
+        self._left_behind.append((at, f"{life.name}: {call}", change))
+
+    def _carry_out(self, *, all_of_them: bool = False) -> None:
+        due = [
+            each for each in self._left_behind if all_of_them or (each[0] is not None and each[0] <= len(self.outcome.calls))
+        ]
+        for each in due:
+            self._left_behind.remove(each)
+            self._say(f"{each[1]} is carried out")
+            each[2]()
+
     async def play(self) -> None:
         """Fills in the outcome."""
         self._open()
@@ -238,6 +260,7 @@ class SleepingWorld:
         self._wake_all()
         await asyncio.sleep(SETTLE_SECONDS)
         await self._end()
+        self._carry_out(all_of_them=True)
         self.outcome.events = self._journal()
 
     def _open(self) -> None:
@@ -351,20 +374,35 @@ class SleepingWorld:
         life.wake()
 
     async def _close(self) -> None:
-        """As a scheduler closes a run for good: by a claim of its own, behind which nothing of a trainer's counts."""
-        bus = LifeBus(self._server, Life("scheduler", self))
-        speaker = Speaker(bus, LifeStore(self.outcome.objects, Life("scheduler", self)))
-        claim = CommitClaim(bus, speaker, RUN, "the scheduler")
+        """One scheduler after the other closes the run for good, until one of them came to the end of it."""
+        for number, misfortunes in enumerate((self.plan.scheduler, ())):
+            life = Life(f"scheduler-{number}", self, misfortunes)
+            self._lives.append(life)
+            self._tasks[life] = asyncio.create_task(self._close_as(life))
+            struck = asyncio.create_task(life.struck.wait())
+            await asyncio.wait((self._tasks[life], struck), return_when=asyncio.FIRST_COMPLETED)
+            struck.cancel()
+            if not life.struck.is_set():
+                break
+        await self._tasks[life]
+        self._is_ended = True
+
+    async def _close_as(self, life: Life) -> None:
+        """As a scheduler does it: by a claim of its own, behind which nothing of a trainer's counts."""
+        bus = self._buses[life] = LifeBus(self._server, life)
+        speaker = Speaker(bus, LifeStore(self.outcome.objects, life))
+        claim = CommitClaim(bus, speaker, RUN, life.name)
         await claim.take(closes=True)
         history = await read_commits(bus, speaker, RUN)
         await publish_account(speaker, RUN, history.newest_account)
         closed = closed_groups(self._journal())
-        for group in (*TEACHING, EQUAL):
-            if group not in closed:
-                await claim.append(GroupDropped(run=RUN, group=group, reason=DropReason.RUN_ENDED, nonce=claim.nonce))
-        steps = 0 if history.newest is None else history.newest.step
-        await claim.append(RunEnded(run=RUN, reason="stopped", steps=steps, nonce=claim.nonce))
-        self._is_ended = True
+        with suppress(Superseded):
+            for group in (*TEACHING, EQUAL):
+                if group not in closed:
+                    await claim.append(GroupDropped(run=RUN, group=group, reason=DropReason.RUN_ENDED, nonce=claim.nonce))
+            if not any(isinstance(event, RunEnded) for event in self._journal()):
+                steps = 0 if history.newest is None else history.newest.step
+                await claim.append(RunEnded(run=RUN, reason="stopped", steps=steps, nonce=claim.nonce))
 
     async def _end(self) -> None:
         """All lives leave as they are asked to; then whatever is left of them goes."""

@@ -44,13 +44,21 @@ def check_orders(folder: Path, num_orders: int, first_seed: int) -> None:
 def test_a_life_alone_trains_and_closes_every_group(folder: Path) -> None:
     """The checks hold for a run in which nothing happens."""
     plan = Plan(
-        0, 1, ((),), is_one_node=False, first_is_last=False, is_stopped=False, longest_delays=(0.0,), lease_moves_after=0.0
+        0,
+        1,
+        ((),),
+        is_one_node=False,
+        first_is_last=False,
+        is_stopped=False,
+        scheduler=(),
+        longest_delays=(0.0,),
+        lease_moves_after=0.0,
     )
 
     outcome = play(plan, folder)
 
     check(outcome)
-    assert {who for who, _ in outcome.calls} == {"a"}
+    assert {who for who, _ in outcome.calls} == {"a", "scheduler-0"}
 
 
 def test_a_seed_is_one_order(folder: Path) -> None:
