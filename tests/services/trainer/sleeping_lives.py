@@ -39,11 +39,13 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Misfortune:
-    """at_point: which of the life's points. wakes_after: so many calls of others later; None: once the others are done."""
+    """at_point: which of the life's points. wakes_after: so many calls of others later; None: once the others are done.
+    moves_lease: the next life gets the lease because of it."""
 
     fault: Fault
     at_point: int
     wakes_after: int | None = None
+    moves_lease: bool = True
 
 
 class Surroundings(Protocol):
@@ -120,7 +122,8 @@ class Life:
             self._awake.clear()
         if misfortune.fault is Fault.LEFT_BEHIND:
             self._left_behind = misfortune
-        self.struck.set()
+        if misfortune.moves_lease:
+            self.struck.set()
         self._around.on_misfortune(self, misfortune, call)
         return hangs
 

@@ -1,8 +1,8 @@
 """A run of three steps that several lives of the real trainer take part in, in one of many orders of their calls. Not a test.
 
-``plan_of(seed)`` decides everything that may differ; ``play(plan)`` gives what happened. The lease goes from one life to the
-next at each misfortune; the last life has none, and must end the training. Nothing is real but the trainer: the clock jumps,
-threads are greenlets (``virtual_time``), bus and store are dictionaries, and the learner has three numbers.
+A plan (``sleeping_plans``) decides everything that may differ; ``play(plan)`` gives what happened. The lease goes from one
+life to the next at each misfortune; the last life has none, and must end the training. Nothing is real but the trainer: the
+clock jumps, threads are greenlets (``virtual_time``), bus and store are dictionaries, and the learner has three numbers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 import structlog
 from sleeping_lives import Fault, Life, LifeBus, LifeStore, Misfortune
+from sleeping_plans import Plan
 from three_numbers import ThreeNumbers
 from trainer_world import RUN, samples_ready
 from virtual_time import Stuck, VirtualTimeLoop, threads_inline
@@ -70,67 +71,10 @@ TEACHING = ("g0", "g1", "g2", "g3", "g4")
 EQUAL = "g5"
 """Its members have equal rewards."""
 NUM_TOKENS = 2
-MOST_POINTS = 220
-"""A few more than a life has that takes all steps alone."""
 END_SECONDS = 400.0
 """Of the clock that jumps: the last life has ended the training by then, though sleepers hold deliveries for a while."""
 SETTLE_SECONDS = 8.0
 """How long late lives go on once it ended."""
-FAULTS = {
-    Fault.STOPPED: 5, Fault.HANGS: 4, Fault.CUT_OFF: 3, Fault.NO_STORE: 1, Fault.KILLED: 3, Fault.TERMINATED: 1, Fault.MOVED: 2,
-}  # fmt: skip
-"""How often each occurs, by weight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All that is decided about an order beforehand."""
-
-    seed: int
-    every_steps: int
-    lives: tuple[tuple[Misfortune, ...], ...]
-    """Of each life in turn; () for the last one."""
-    is_one_node: bool
-    """Every life has the same node's name, so that the lease stays as it is when the next one starts."""
-    first_is_last: bool
-    """The lease goes back to the first life in the end, if that is there."""
-    is_stopped: bool
-    """The run is stopped instead of a last life: the scheduler closes it while others sleep."""
-    scheduler: tuple[Misfortune, ...]
-    """Of the first one that closes the run."""
-    longest_delays: tuple[float, ...]
-    """Seconds: a call is delayed by up to one of these."""
-    lease_moves_after: float
-    """Seconds from a misfortune to the next life's lease."""
-
-
-def plan_of(seed: int) -> Plan:
-    """Misfortunes at any point of the first life, and often one of the second."""
-    random = Random(seed)
-    faults, weights = zip(*FAULTS.items(), strict=True)
-
-    def misfortune() -> Misfortune:
-        [fault] = random.choices(faults, weights)
-        wakes_after = None if random.random() < 0.25 else int(random.triangular(1, MOST_POINTS / 2, 10))
-        return Misfortune(fault, random.randint(1, MOST_POINTS), wakes_after)
-
-    first = (misfortune(), misfortune()) if random.random() < 0.2 else (misfortune(),)
-    lives: list[tuple[Misfortune, ...]] = [first]
-    if random.random() < 0.6:
-        lives.append((misfortune(),))
-    fault = random.choice((Fault.STOPPED, Fault.KILLED, None, None, None))
-    scheduler = () if fault is None else (Misfortune(fault, random.randint(1, 24)),)
-    return Plan(
-        seed=seed,
-        every_steps=random.choice((1, 1, 2)),
-        lives=(*lives, ()),
-        is_one_node=random.random() < 0.2,
-        first_is_last=random.random() < 0.15,
-        is_stopped=random.random() < 0.15,
-        scheduler=scheduler,
-        longest_delays=random.choice(((0.0,), (0.0, 0.0, 0.001), (0.0, 0.0, 0.0, 0.01, 1.5), (0.0,) * 9 + (0.3, 3.0))),
-        lease_moves_after=random.choice((0.0, 0.0, 0.5, 3.0)),
-    )
 
 
 @dataclass(slots=True)

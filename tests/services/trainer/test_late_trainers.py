@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from sleeping_lives import Fault
-from sleeping_world import Outcome, Plan, plan_of, play, stage
+from sleeping_plans import Plan, plan_of
+from sleeping_world import Outcome, play, stage
 from surviving_chain import violations
 
 ORDERS, MANY_ORDERS = 2_000, 20_000
