@@ -1,10 +1,11 @@
 """scheduler: keeps the fleet's picture, gives out roles, and sets the rhythm of every run.
 
 hears       RunRequested, RunStopRequested (CTL) · tasks, ends of episodes and evaluations, batches, steps, closed groups,
-            the trainer's start and end, roles taken and released (each run's QSCHEDULER) · the NODES bucket, and ORDERS
-            (what people ordered by hand)
+            the trainer's claims, start, commits, holds and end, what people want of a held run, roles taken and released
+            (each run's QSCHEDULER) · the NODES bucket, and ORDERS (what people ordered by hand)
 says        RunStarted · GroupAdmitted, EpisodeOpened (first and further attempts) · EvaluationEnded · TrainingEndRequested ·
-            EpisodeEnded and GroupDropped for what the end of a run cuts off · RoleAssigned · RunEnded
+            TrainerClaimed before it closes a run, GroupTrained of what was committed by then, EpisodeEnded and GroupDropped
+            for what the end of a run cuts off · RoleAssigned · RunEnded
 writes      LEASES (it alone: one per node, with the affinity buckets it owns and the weights version it keeps;
             epochs only grow) · RUNS (what became of
             each request)

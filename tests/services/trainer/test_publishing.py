@@ -16,8 +16,9 @@ from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import Role, RunStopRequested, TrainerStarted, WeightsHead, WeightsPublished
-from seamlessflow.contracts.routes import READERS_BUCKET
+from seamlessflow.contracts.routes import READERS_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import BadInput, Refused, Unavailable
 from seamlessflow.runtime import CommitClaim, Speaker
@@ -95,6 +96,42 @@ async def test_a_message_of_ours_that_was_stored_twice_stops_nobody(
 
     published = await publisher.publish({"w": torch.zeros(4)}, step=0, epoch=1)
     assert (head := await read_head(bus, RUN)) is not None and head.path == published.path
+
+
+async def test_a_head_that_cannot_be_read_is_made_up_from_the_journal_and_replaced(bus: Bus, tmp_path: Path) -> None:
+    """Readers have the newest published version meanwhile; whoever publishes next puts it right, joined before or after."""
+    store = Store(f"file://{tmp_path}")
+    publisher = publisher_of(bus, store)
+    first = await publisher.publish({"w": torch.zeros(4)}, step=3, epoch=1)
+    await (await bus.kv(WEIGHTS_BUCKET)).put(RUN, b"rubbish")
+
+    made_up = await read_head(bus, RUN)
+    assert made_up is not None
+    assert (made_up.weights_version, made_up.step, made_up.path) == (first.weights_version, 3, first.path)
+    second = await publisher.publish({"w": torch.ones(4)}, step=4, epoch=1)
+    assert (head := await read_head(bus, RUN)) is not None and head.path == second.path
+    await (await bus.kv(WEIGHTS_BUCKET)).put(RUN, b"rubbish")
+    successor = publisher_of(bus, store)
+    await successor.join()
+    third = await successor.publish({"w": torch.ones(4)}, step=4, epoch=2)
+
+    entry = await (await bus.kv(WEIGHTS_BUCKET)).get(RUN)
+    assert entry is not None and third.weights_version == 2
+    assert unpack_record(WeightsHead, entry.value).path == third.path
+
+
+async def test_a_head_that_a_late_trainer_moved_is_moved_on(bus: Bus, tmp_path: Path) -> None:
+    """It had published under the newest claim of its time, and moved the head after its successor joined."""
+    store = Store(f"file://{tmp_path}")
+    late, successor = publisher_of(bus, store), publisher_of(bus, store)
+    await late.join()
+    published = await late.publish({"w": torch.zeros(4)}, step=0, epoch=1)
+    await successor.join()
+    stale = WeightsHead(weights_version=published.weights_version, step=0, path=published.path, epoch=9)
+    await (await bus.kv(WEIGHTS_BUCKET)).put(RUN, pack_record(stale))
+
+    newest = await successor.publish({"w": torch.ones(4)}, step=1, epoch=2)
+    assert (head := await read_head(bus, RUN)) is not None and head.path == newest.path
 
 
 BROKEN = [float("nan"), float("inf"), float("-inf"), 3.4028e38]

@@ -31,15 +31,22 @@ from seamlessflow.contracts import (
     GroupTrained,
     Lease,
     Role,
+    RunStopRequested,
     StepsCommitted,
     StepTaken,
     TrainerClaimed,
     TrainerStarted,
+    TrainingEnded,
+    WeightsPublished,
 )
-from seamlessflow.contracts.routes import BUCKETS, HINT_POKE, LEASES_BUCKET
+from seamlessflow.contracts.addresses import subject_filter
+from seamlessflow.contracts.routes import BUCKETS, CONTROL_STREAM, HINT_POKE, LEASES_BUCKET
+from services.trainer.checkpoints import BARRIER_WORDS
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]
+EARLIER = "108c5d6"
+"""The last commit of a release that knows no claims."""
 GROUPS = [f"g{n}" for n in range(6)]
 
 
@@ -68,7 +75,9 @@ async def world(own_server: EmbeddedServer, tmp_path: Path, tiny_llama: Path) ->
 
 
 @contextmanager
-def trainer_process(world: World, server: EmbeddedServer, node: str, name: str) -> Iterator[subprocess.Popen[bytes]]:
+def trainer_process(
+    world: World, server: EmbeddedServer, node: str, name: str, checkout: Path = ROOT
+) -> Iterator[subprocess.Popen[bytes]]:
     """``python -m services.trainer``; killed at the end of the block, if it is there still. Its log is <name>.log."""
     environment = {
         **os.environ,
@@ -78,11 +87,11 @@ def trainer_process(world: World, server: EmbeddedServer, node: str, name: str) 
         "SEAMLESSFLOW_WORK_DIR": str(world.folder / f"work-{name}"),
         "SEAMLESSFLOW_MODEL_CACHE": str(world.folder),
         "SEAMLESSFLOW_DEVICE": "cpu",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}",
+        "PYTHONPATH": f"{checkout}:{checkout / 'shared'}",
     }
     with (world.folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.trainer"], env=environment, cwd=ROOT, stdout=log, stderr=log
+            [sys.executable, "-m", "services.trainer"], env=environment, cwd=checkout, stdout=log, stderr=log
         )
     try:
         yield process
@@ -149,3 +158,29 @@ async def test_a_trainer_whose_node_is_still_named_ends_with_the_reason(world: R
     assert code == 1 and committed.line == 2
     assert f"claim of line 1 on run {RUN} is not the newest" in (world.folder / "older.log").read_text()
     assert [claim.line for claim in await world.heard(TrainerClaimed)] == [1, 2]
+
+
+@pytest.mark.slow
+async def test_a_trainer_of_the_release_before_claims_stops_with_a_sentence(
+    world: RealWorld, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Run from git on what this release wrote: it ends before it publishes weights, a stop or an end of training."""
+    earlier = tmp_path / "earlier"
+    archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, capture_output=True)
+    if archive.returncode:
+        pytest.skip(f"a checkout without the history of {EARLIER}")
+    earlier.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(earlier)], input=archive.stdout, check=True)
+    with trainer_process(world, own_server, "a", "a"):
+        await world.give("a", Role.TRAIN, trainer=True)
+        await feed(world, GROUPS[:2])
+        await world.hears(StepsCommitted, seconds=60)
+    before = await world.heard(Event)
+    with trainer_process(world, own_server, "old", "old", earlier) as old:
+        await world.give("old", Role.ROLLOUT, trainer=True)
+        code = await exit_code(old, 60)
+
+    assert code == 1 and BARRIER_WORDS in (world.folder / "old.log").read_text()
+    added = (await world.heard(Event))[len(before) :]
+    assert not [event for event in added if isinstance(event, WeightsPublished | TrainingEnded | TrainerStarted)]
+    assert await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN)) is None
