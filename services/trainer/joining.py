@@ -21,9 +21,12 @@ from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
     GroupDropped,
     GroupTrained,
+    StepsCommitted,
     TrainerStarted,
     WeightsPublished,
 )
+from seamlessflow.contracts.addresses import subject_filters
+from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
@@ -108,7 +111,7 @@ async def join_run(
     await publisher.join()
     await patiently("model.publish", _publish_model, context, run, folder, config)
     published = await publisher.publish(learner.weights(), step=step, epoch=epoch)
-    closed = await _closed(context, run) | {group for commit in history.named for group in commit.groups}
+    closed = await _closed(context, run)
     version = published.weights_version
     started = TrainerStarted(run=run, line=claim.line, step=step, weights_version=version, nonce=claim.nonce)
     await claim.append(started)
@@ -145,5 +148,16 @@ async def _published(context: Context, run: str) -> list[WeightsPublished]:
 
 
 async def _closed(context: Context, run: str) -> frozenset[str]:
-    events = await context.speaker.all_on(GroupTrained, run)
-    return frozenset(event.group for event in events if isinstance(event, GroupTrained | GroupDropped))
+    """Groups whose end counts: not those that an earlier release's late trainer closed behind a claim."""
+    history, closed = CommitHistory(), set[str]()
+    filters = [subject for kind in (StepsCommitted, GroupTrained) for subject in subject_filters(kind, run)]
+    async for record in context.bus.read(journal(run), filters=filters):
+        event = await context.speaker.open(record)
+        if not history.accepts(event):
+            continue
+        history.apply(event, record.time)
+        if isinstance(event, GroupTrained | GroupDropped):
+            closed.add(event.group)
+        elif isinstance(event, StepsCommitted):
+            closed.update(event.groups)
+    return frozenset(closed)

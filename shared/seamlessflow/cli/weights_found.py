@@ -15,7 +15,7 @@ from typing import TypeVar
 from ..blobs import Store
 from ..client import CONNECT_SECONDS, Client, NoStore
 from ..codec import decode
-from ..contracts import RunEnded, WeightsHead, WeightsPublished
+from ..contracts import WeightsHead, WeightsPublished
 from ..contracts.addresses import subject_filter
 from ..contracts.streams import journal
 from ..errors import ConfigError, Unavailable
@@ -120,7 +120,7 @@ async def _look(run: str, store: Store, client: Client | None) -> Found:
         return Found(run, store, collection, None, listed=listed)
     head = await read_head(client.bus, run)
     readings = await read_readings(client.bus, run)
-    is_over = await client.bus.first(journal(run), subject_filter(RunEnded, run=run)) is not None
+    is_over = (await client.commits(run)).ended is not None
     published = await _published(client, run)
     listed = await beside(lambda: inventory(collection))
     return Found(run, store, collection, client, head, readings, published, is_over, listed)

@@ -77,7 +77,7 @@ ROUTES: tuple[Route, ...] = (
     _once(runs.RunRequested, "sf.ctl.run.{run}.requested", (USER,), "requested"),
     Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER, WORKER, MANAGER), "stop"),
     _once(runs.RunStarted, "sf.{run}.ev.run.started", (SCHEDULER,), "started"),
-    _under_claim(runs.RunEnded, "sf.{run}.ev.run.ended", (SCHEDULER,), "ended"),
+    _under_claim(runs.RunEnded, "sf.{run}.ev.run.ended", (SCHEDULER,), "ended.{nonce}"),
     _under_claim(runs.RunHeld, "sf.{run}.ev.training.held", (TRAINER,), "held.{nonce}"),
     Route(runs.ResumeRequested, "sf.{run}.ev.training.resume", (USER,), "resume.{request}"),
     Route(runs.TaskSubmitted, "sf.{run}.task.{env}.{task}", (USER, RUNNER), "task.{task}"),
@@ -115,10 +115,10 @@ ROUTES: tuple[Route, ...] = (
     ),
     _under_claim(training.RolledBack, _COMMITS, (TRAINER,), "rolled-back.{request}.{nonce}"),
     _once(training.GroupTrained, _CLOSED, (TRAINER, SCHEDULER), "closed.{group}"),
-    _under_claim(training.GroupDropped, _CLOSED, (TRAINER, SCHEDULER), "dropped.{group}"),
-    _under_claim(training.TrainerStarted, "sf.{run}.ev.training.started", (TRAINER,), "trainer-started.{line}"),
+    _under_claim(training.GroupDropped, _CLOSED, (TRAINER, SCHEDULER), "dropped.{group}.{nonce}"),
+    _under_claim(training.TrainerStarted, "sf.{run}.ev.training.started", (TRAINER,), "trainer-started.{line}.{nonce}"),
     Route(training.TrainingEndRequested, "sf.{run}.ev.finish.requested", (SCHEDULER,), "finish-requested"),
-    _under_claim(training.TrainingEnded, "sf.{run}.ev.training.ended", (TRAINER,), "training-ended"),
+    _under_claim(training.TrainingEnded, "sf.{run}.ev.training.ended", (TRAINER,), "training-ended.{nonce}"),
     _under_claim(
         training.WeightsPublished, "sf.{run}.ev.weights.{weights_version}.published", (TRAINER,), "weights.{weights_version}"
     ),

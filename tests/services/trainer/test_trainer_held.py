@@ -18,7 +18,9 @@ from trainer_world import RUN, World
 
 from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
+    DropReason,
     Event,
+    GroupDropped,
     GroupTrained,
     ResumeRequested,
     Role,
@@ -27,6 +29,7 @@ from seamlessflow.contracts import (
     StepsCommitted,
     TrainerClaimed,
     TrainerStarted,
+    TrainingEnded,
 )
 from seamlessflow.weights import MANIFEST
 from services.trainer import checkpoints
@@ -220,3 +223,39 @@ async def test_what_an_earlier_release_takes_for_the_newest_checkpoint_stops_it_
     with pytest.raises(ValueError, match="is trained by a later release of SeamlessFlow") as wrong:
         [GroupTrained.model_validate(fields) for fields in facts["trained"]]
     assert BARRIER_WORDS in str(wrong.value)
+
+
+async def test_what_an_earlier_release_publishes_behind_a_claim_swallows_nothing_of_ours(make_world: MakeWorld) -> None:
+    """Its late end of training is stored first, under an id of its own; ours is stored as well, and counts."""
+    world = await make_world(steps=1)
+    await world.lease(Role.TRAIN)
+    async with world.trainer():
+        await world.hears(TrainerStarted)
+        await world.speaker.say(TrainingEnded(run=RUN, step=7, weights_version=0))
+        await world.speaker.say(GroupDropped(run=RUN, group="g0", reason=DropReason.FAILED))
+        await feed(world, ["g0", "g1"])
+        ended = await world.hears(TrainingEnded, count=2)
+    async with world.trainer():
+        await asyncio.sleep(0.3)
+
+    assert ended.step == 1 and ended.nonce
+    assert [each.group for each in await world.heard(GroupTrained)] == [
+        "g1"
+    ]  # of g0 the journal keeps the drop; the commit counts
+    assert [sorted(each.groups) for each in await world.heard(StepsCommitted)] == [["g0", "g1"]]
+    assert len(await world.heard(TrainerClaimed)) == 1
+
+
+async def test_a_group_that_an_earlier_release_dropped_behind_a_claim_is_trained_all_the_same(make_world: MakeWorld) -> None:
+    """The next trainer folds the journal as everybody does, and holds the group's samples."""
+    world = await make_world(steps=1)
+    await world.lease(Role.TRAIN)
+    async with world.trainer():
+        await world.hears(TrainerStarted)
+        await world.speaker.say(GroupDropped(run=RUN, group="g0", reason=DropReason.FAILED))
+    async with world.trainer():
+        await world.hears(TrainerStarted, count=2)
+        await feed(world, ["g0", "g1"])
+        committed = await world.hears(StepsCommitted)
+
+    assert sorted(committed.groups) == ["g0", "g1"]
