@@ -239,9 +239,7 @@ async def test_what_an_earlier_release_publishes_behind_a_claim_swallows_nothing
         await asyncio.sleep(0.3)
 
     assert ended.step == 1 and ended.nonce
-    assert [each.group for each in await world.heard(GroupTrained)] == [
-        "g1"
-    ]  # of g0 the journal keeps the drop; the commit counts
+    assert [each.group for each in await world.heard(GroupTrained)] == ["g1"]
     assert [sorted(each.groups) for each in await world.heard(StepsCommitted)] == [["g0", "g1"]]
     assert len(await world.heard(TrainerClaimed)) == 1
 
