@@ -69,7 +69,7 @@ class Life:
         self._asleep_by: Fault | None = None
         self._awake = asyncio.Event()
         self._awake.set()
-        self._one_hangs: asyncio.Event | None = None
+        self._hanging: list[asyncio.Event] = []
         self._left_behind: Misfortune | None = None
         self.struck = asyncio.Event()
         """Set once its lease should go to another life."""
@@ -81,8 +81,8 @@ class Life:
     def wake(self) -> None:
         self._asleep_by = None
         self._awake.set()
-        if self._one_hangs is not None:
-            self._one_hangs.set()
+        for hanging in self._hanging:
+            hanging.set()
 
     def spare(self) -> None:
         """No further misfortunes."""
@@ -116,7 +116,8 @@ class Life:
     def _befall(self, misfortune: Misfortune, call: str) -> asyncio.Event | None:
         hangs = None
         if misfortune.fault is Fault.HANGS:
-            hangs = self._one_hangs = asyncio.Event()
+            hangs = asyncio.Event()
+            self._hanging.append(hangs)
         if misfortune.fault in (Fault.STOPPED, Fault.CUT_OFF, Fault.NO_STORE, Fault.HANGS):
             self._asleep_by = misfortune.fault
             self._awake.clear()
