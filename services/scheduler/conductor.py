@@ -40,7 +40,7 @@ from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
 from seamlessflow.run_config import RunConfig
-from seamlessflow.runtime import CommitClaim, Context, Settling, publish_account, read_commits
+from seamlessflow.runtime import CommitClaim, Context, Settling, publish_rest
 
 from .demand import demand_of
 from .measures import MEASURED, Measures
@@ -78,7 +78,8 @@ class Conductor:
         self._context, self._wake, self._may_lead = context, wake, may_lead
         by = f"{Service.SCHEDULER.value} {context.settings.instance}"
         self._claim = CommitClaim(context.bus, context.speaker, run, by)
-        self._has_claim = False
+        self._may_close = False
+        """Our claim is the newest, and the picture is as of it."""
         self._turn, self._settling = Turn(), Settling()
         self._voice: Voice | None = None
         self._opening = ""
@@ -159,7 +160,7 @@ class Conductor:
             self._voice.go(num_pauses)
 
     def observe(self, *, journal_bytes: int, trainer_is_there: bool, now: float, patience_seconds: float) -> Observation:
-        """What has a say besides the journal. A trainer that claimed the run and does not begin is as good as away."""
+        """Inputs to ``decide`` that the journal lacks. A trainer that claimed the run and has not begun counts as away."""
         if trainer_is_there and not self.progress.is_joining:
             self._trainer_left_at = None
         elif self._trainer_left_at is None:
@@ -214,7 +215,7 @@ class Conductor:
         for event in due:
             if isinstance(event, TrainingEndRequested) and event.train_rest and not await self._samples_are_said():
                 return False
-            if closes(event) and not self._has_claim:
+            if closes(event) and not self._may_close:
                 await self._begin_closing()
                 return True
             self._opening = event.episode if isinstance(event, EpisodeOpened) else ""
@@ -233,14 +234,17 @@ class Conductor:
         return bool(due)
 
     async def _begin_closing(self) -> None:
-        """From here on no trainer commits. What one committed before is published as trained, and the journal folded anew."""
+        """From here on no trainer commits. What one committed before is published as trained, and the journal folded anew.
+
+        Where that fails it is due again, under the same claim.
+        """
         if not self._may_lead():
             raise Unavailable("another scheduler may lead by now: this one closes no run")
-        await self._claim.take(closes=True)
-        history = await read_commits(self._context.bus, self._context.speaker, self.run)
-        await publish_account(self._context.speaker, self.run, history.newest_account)
+        if not self._claim.is_held:
+            await self._claim.take(closes=True)
+        await publish_rest(self._context.bus, self._context.speaker, self.run)
         await self.fold()
-        self._has_claim = True
+        self._may_close = True
 
     async def _close(self, event: GroupDropped | RunEnded) -> bool:
         """By our claim. False: another scheduler closes the run, so everything is looked at anew."""
@@ -249,7 +253,7 @@ class Conductor:
             await self._claim.append(claimed)
         except Superseded as wrong:
             log.warning("run.closed_by_another", run=self.run, reason=str(wrong))
-            self._has_claim = False
+            self._may_close = False
             return False
         self._take_in(claimed)
         return True

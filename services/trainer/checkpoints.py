@@ -34,7 +34,7 @@ from seamlessflow.checkpoint_folders import (
     read_facts,
 )
 from seamlessflow.commit_history import CommitHistory
-from seamlessflow.errors import Damaged, Missing, Unavailable, WrongBytes
+from seamlessflow.errors import Damaged, Missing, StoreFault, Unavailable
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, remove_folder
 
 from .tensorfiles import safetensors_chunks
@@ -86,26 +86,34 @@ class CheckpointStore:
         return path
 
     def read(self, path: str) -> tuple[Checkpoint, Snapshot]:
-        """The checkpoint in a folder, every byte checked. Raises Damaged where several reads find the same fault."""
-        faults: list[str] = []
-        while True:
+        """The checkpoint in a folder, every byte checked.
+
+        Raises Damaged where several reads in a row find a fault of one kind in one file, whichever of its ranges is seen first.
+        """
+        faults: list[StoreFault] = []
+        while len(faults) < READS_THAT_AGREE:
             try:
                 return self._read(path)
-            except (WrongBytes, Missing, FileNotFoundError) as wrong:
-                faults.append(str(wrong) or type(wrong).__name__)
-            if len(faults) == READS_THAT_AGREE:
-                if len(set(faults)) == 1:
-                    raise Damaged(f"checkpoint {path} in store {self._store.url}: {faults[0]} ({READS_THAT_AGREE} reads agree)")
-                raise Unavailable(f"checkpoint {path}: each read finds another fault: {'; '.join(faults)}")
+            except StoreFault as wrong:
+                faults.append(wrong)
+        if len({(type(fault), fault.path) for fault in faults}) == 1:
+            raise Damaged(f"checkpoint {path} in store {self._store.url}: {faults[-1]} ({READS_THAT_AGREE} reads agree)")
+        raise Unavailable(f"checkpoint {path}: each read finds another fault: {'; '.join(map(str, faults))}")
 
     def _read(self, path: str) -> tuple[Checkpoint, Snapshot]:
         self._work_dir.mkdir(parents=True, exist_ok=True)
         local = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=self._work_dir))
         try:
-            checkpoint = parse_checkpoint(path, fetch_folder(self._store, path, local))
+            checkpoint = parse_checkpoint(path, self._fetch(path, local))
             return checkpoint, Snapshot(load_file(local / WEIGHTS_FILE), load_file(local / OPTIMIZER_FILE))
         finally:
             shutil.rmtree(local, ignore_errors=True)
+
+    def _fetch(self, path: str, local: Path) -> dict[str, object]:
+        try:
+            return fetch_folder(self._store, path, local)
+        except FileNotFoundError as wrong:
+            raise Missing(f"{path}/{MANIFEST} is not in the store", f"{path}/{MANIFEST}") from wrong
 
     def newest_of_earlier_release(self) -> str | None:
         """Path of the highest complete checkpoint that a release without claims wrote. None: there is none."""
@@ -115,7 +123,11 @@ class CheckpointStore:
         return None
 
     def bar_earlier_releases(self) -> None:
-        """Make a trainer of an earlier release that joins this run stop before it publishes anything, with a sentence."""
+        """Make a trainer of an earlier release that joins this run stop before it publishes anything, with a sentence.
+
+        It takes the highest number for the newest checkpoint and parses each entry of the account as GroupTrained. The error
+        that ends it shows the invalid name of the run in full, and that is the sentence.
+        """
         path = f"{self._folder}/{BARRIER}/{MANIFEST}"
         if not self._store.exists(path):
             trained = [

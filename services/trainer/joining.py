@@ -19,14 +19,9 @@ import torch
 from seamlessflow.ages import VersionSteps
 from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
-    GroupDropped,
-    GroupTrained,
-    StepsCommitted,
     TrainerStarted,
     WeightsPublished,
 )
-from seamlessflow.contracts.addresses import subject_filters
-from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
@@ -96,6 +91,25 @@ async def join_run(
     await publish_account(context.speaker, run, history.newest_account)
     steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
     dtype = served_dtype(folder, config.model.dtype)
+    publisher = await _publisher(context, claim, run, config, learner, steps, dtype)
+    await patiently("model.publish", _publish_model, context, run, folder, config)
+    version = (await publisher.publish(learner.weights(), step=step, epoch=epoch)).weights_version
+    await claim.append(TrainerStarted(run=run, line=claim.line, step=step, weights_version=version, nonce=claim.nonce))
+    log.info("training.joined", line=claim.line, step=step, weights_version=version)
+    named = str(dtype).removeprefix("torch.")
+    return Joined(learner, publisher, checkpoints, claim, history, steps, step, frozenset(history.closed), named)
+
+
+async def _publisher(
+    context: Context,
+    claim: CommitClaim,
+    run: str,
+    config: RunConfig,
+    learner: StepLearner,
+    steps: VersionSteps,
+    dtype: torch.dtype,
+) -> WeightsPublisher:
+    """What publishes this line's weights, from the newest version on."""
     publisher = WeightsPublisher(
         context.bus,
         context.store,
@@ -109,21 +123,13 @@ async def join_run(
         maker=await _adapter_maker(context, run, learner, dtype),
     )
     await publisher.join()
-    await patiently("model.publish", _publish_model, context, run, folder, config)
-    published = await publisher.publish(learner.weights(), step=step, epoch=epoch)
-    closed = await _closed(context, run)
-    version = published.weights_version
-    started = TrainerStarted(run=run, line=claim.line, step=step, weights_version=version, nonce=claim.nonce)
-    await claim.append(started)
-    log.info("training.joined", line=claim.line, step=step, weights_version=version)
-    named = str(dtype).removeprefix("torch.")
-    return Joined(learner, publisher, checkpoints, claim, history, steps, step, closed, named)
+    return publisher
 
 
 async def _read_history(context: Context, run: str) -> CommitHistory:
     """Raises Held where a commit cannot be read: an account that is too large for a message rests in the store."""
     try:
-        return await read_commits(context.bus, context.speaker, run)
+        return await read_commits(context.bus, context.speaker, run, with_groups=True)
     except MalformedMessage as wrong:
         raise Held(f"a commit in the journal cannot be read: {wrong}. {ADVICE.format(run=run)}") from wrong
 
@@ -145,19 +151,3 @@ def _publish_model(context: Context, run: str, folder: Path, config: RunConfig) 
 async def _published(context: Context, run: str) -> list[WeightsPublished]:
     events = await context.speaker.all_on(WeightsPublished, run)
     return [event for event in events if isinstance(event, WeightsPublished)]
-
-
-async def _closed(context: Context, run: str) -> frozenset[str]:
-    """Groups whose end counts: not those that an earlier release's late trainer closed behind a claim."""
-    history, closed = CommitHistory(), set[str]()
-    filters = [subject for kind in (StepsCommitted, GroupTrained) for subject in subject_filters(kind, run)]
-    async for record in context.bus.read(journal(run), filters=filters):
-        event = await context.speaker.open(record)
-        if not history.accepts(event):
-            continue
-        history.apply(event, record.time)
-        if isinstance(event, GroupTrained | GroupDropped):
-            closed.add(event.group)
-        elif isinstance(event, StepsCommitted):
-            closed.update(event.groups)
-    return frozenset(closed)

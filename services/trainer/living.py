@@ -1,15 +1,17 @@
-"""Lines: how long one lasts, and what its process does when another claim on the run's commits is newer.
+"""Lines: how long one lasts, and what a trainer does between two of them.
 
 a refused append, or a look at the newest claim ─▶ Superseded ─▶ nothing is acknowledged, what is held is handed back
     our node's lease still names its trainer    ─▶ a pause that grows with the claims of the last minute, then exit, not 0
-    it names another node, or no trainer        ─▶ quiet until our lease changes
+    it names another node, or no trainer        ─▶ quiet until it names this one again, then a new line
     a scheduler closes the run                  ─▶ quiet: nothing is trained any more
+a person asks for a rollback                    ─▶ handed back as well, then a new line, which goes back
+the run is held                                 ─▶ quiet until a person answers, then a new line
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
@@ -24,18 +26,19 @@ from seamlessflow.runtime import CommitClaim, Context, read_commits
 log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
-"""How often the newest claim is read."""
+"""How often the newest claim, and what a person asks for, are read."""
 CONTENTION_SECONDS = 60.0
 """Claims of the last so many seconds make a process wait that lost its own."""
 LONGEST_PAUSE_SECONDS = 30.0
 
 
-class RollbackWanted(Superseded):
+class RollbackWanted(SeamlessFlowError):
     """A person wants the run to go on from an earlier checkpoint, which the next line does."""
 
 
 async def until_superseded(context: Context, run: str, claim: CommitClaim, history: CommitHistory) -> None:
-    """Ends with Superseded once another claim is the newest, or a rollback is requested that ``history`` does not hold."""
+    """Ends with Superseded once another claim is the newest, with RollbackWanted once a rollback is requested that ``history``
+    does not hold."""
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
@@ -43,17 +46,41 @@ async def until_superseded(context: Context, run: str, claim: CommitClaim, histo
         try:
             await claim.check()
             request = await context.speaker.last(ResumeRequested, run)
-            if request is not None:
-                history.apply(request)
-            if history.wanted_step is not None:
-                raise RollbackWanted(
-                    f"run {run} is to go back to the checkpoint of step {history.wanted_step}: line {claim.line} ends, and the "
-                    "next one begins there"
-                )
         except (BusClosed, Superseded):
             raise
         except SeamlessFlowError as wrong:
             log.warning("claim.unseen", run=run, reason=str(wrong))
+            continue
+        if request is not None:
+            history.apply(request)
+        if history.wanted_step is not None:
+            raise RollbackWanted(f"run {run} is to go back to the checkpoint of step {history.wanted_step}")
+
+
+async def until_answered(context: Context, run: str) -> None:
+    """Returns once a held run is held no more."""
+    await _until(context, run, lambda: _is_answered(context, run))
+
+
+async def until_named(context: Context, run: str) -> None:
+    """Returns once our node's lease says that the run's trainer is here."""
+    await _until(context, run, lambda: is_named(context, run))
+
+
+async def _until(context: Context, run: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            if await holds():
+                return
+        except BusClosed:
+            raise
+        except SeamlessFlowError as wrong:
+            log.warning("run.unseen", run=run, reason=str(wrong))
+
+
+async def _is_answered(context: Context, run: str) -> bool:
+    return (await read_commits(context.bus, context.speaker, run)).held is None
 
 
 async def is_named(context: Context, run: str) -> bool:
@@ -63,10 +90,8 @@ async def is_named(context: Context, run: str) -> bool:
     return lease is not None and lease.run == run and lease.trainer
 
 
-async def pause_seconds(context: Context, run: str) -> float:
-    """How long a process that lost its claim waits before it makes room for its next life: two of one name would otherwise take
-    the run from each other for ever, and neither would come to a commit."""
-    history = await read_commits(context.bus, context.speaker, run)
-    since = time.time() - CONTENTION_SECONDS
-    recent = sum(at >= since for at in history.claim_times)
+async def pause_seconds(claim: CommitClaim) -> float:
+    """Seconds to wait before this process exits. They grow with the claims of the last minute, so that two processes of one
+    name do not take the run from each other for ever."""
+    recent = await claim.num_recent_claims(CONTENTION_SECONDS)
     return float(min(LONGEST_PAUSE_SECONDS, 2 ** max(0, recent - 2) - 1))

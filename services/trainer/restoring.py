@@ -11,6 +11,7 @@ A checkpoint that is damaged, and checkpoints that the journal does not explain,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
@@ -56,37 +57,54 @@ async def restore(
     unexplained = await patiently("checkpoint.list", checkpoints.unexplained, history)
     if history.request is not None and history.wanted_step is not None:
         target = _kept_of_step(run, history, history.wanted_step, keep)
-        checkpoint = await _load(run, target.checkpoint, checkpoints, learner)
-        rolled_back = RolledBack(
-            run=run,
-            step=checkpoint.step,
-            line=claim.line,
-            nonce=claim.nonce,
-            checkpoint=target.checkpoint,
-            request=history.request.request,
-            passed_over=tuple(unexplained),
-        )
-        await claim.append(rolled_back)
-        taken_back = history.apply(rolled_back)
-        log.warning("run.rolled_back", run=run, step=checkpoint.step, groups=len(taken_back))
-        return checkpoint.step
+        return await _roll_back(claim, run, history, checkpoints, learner, target, history.request.request, unexplained)
     if unexplained:
         raise Held(
             f"the store has checkpoints that the journal does not explain, as after a power loss that took its end: "
             f"{', '.join(unexplained)}; nothing is committed beside them. {ADVICE.format(run=run)}"
         )
-    if history.newest is not None and history.newest.has_claim:
-        return (await _load(run, history.newest.checkpoint, checkpoints, learner)).step
-    earlier = await patiently("checkpoint.list", checkpoints.newest_of_earlier_release)
-    if earlier is None:
-        if history.newest is not None:  # an earlier release committed, and its checkpoint is gone
-            return (await _load(run, history.newest.checkpoint, checkpoints, learner)).step
-        return 0
-    checkpoint = await _load(run, earlier, checkpoints, learner)
-    ours = replace(checkpoint, line=claim.line, nonce=claim.nonce)
+    newest = history.newest
+    if newest is None or not newest.has_claim:
+        earlier = await patiently("checkpoint.list", checkpoints.newest_of_earlier_release)
+        if earlier is not None:
+            return await _adopt(claim, run, history, checkpoints, learner, earlier)
+    return 0 if newest is None else (await _load(run, newest.checkpoint, checkpoints, learner)).step
+
+
+async def _roll_back(
+    claim: CommitClaim,
+    run: str,
+    history: CommitHistory,
+    checkpoints: CheckpointStore,
+    learner: StepLearner,
+    target: Commit,
+    request: str,
+    unexplained: Sequence[str],
+) -> int:
+    """Load a kept checkpoint and make it the newest. What the journal does not explain counts no more."""
+    checkpoint = await _load(run, target.checkpoint, checkpoints, learner)
+    rolled_back = RolledBack(
+        run=run,
+        step=checkpoint.step,
+        line=claim.line,
+        nonce=claim.nonce,
+        checkpoint=target.checkpoint,
+        request=request,
+        passed_over=tuple(unexplained),
+    )
+    await claim.append(rolled_back)
+    taken_back = history.apply(rolled_back)
+    log.warning("run.rolled_back", run=run, step=checkpoint.step, groups=len(taken_back))
+    return checkpoint.step
+
+
+async def _adopt(
+    claim: CommitClaim, run: str, history: CommitHistory, checkpoints: CheckpointStore, learner: StepLearner, path: str
+) -> int:
+    """Load an earlier release's checkpoint and commit a copy of it: others may still write into its folder."""
+    checkpoint = replace(await _load(run, path, checkpoints, learner), line=claim.line, nonce=claim.nonce)
     copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))
-    path = await patiently("checkpoint.write", checkpoints.write, ours, copied)  # others may write into an earlier one's folder
-    committed = commit_of(run, claim, path, ours)
+    committed = commit_of(run, claim, await patiently("checkpoint.write", checkpoints.write, checkpoint, copied), checkpoint)
     await append_patiently(claim, committed)
     history.apply(committed)
     return checkpoint.step
@@ -103,10 +121,8 @@ async def _load(run: str, path: str, checkpoints: CheckpointStore, learner: Step
 
 def _kept_of_step(run: str, history: CommitHistory, step: int, keep: int) -> Commit:
     """The newest commit of a step among those whose checkpoints no trainer removes. Raises Held."""
-    targets = history.targets(keep)
-    for commit in reversed(targets):
-        if commit.step == step:
-            return commit
-    steps = sorted({commit.step for commit in targets})
+    if (target := history.target_of(step, keep)) is not None:
+        return target
+    steps = sorted({commit.step for commit in history.targets(keep)})
     there = f"those of steps {', '.join(map(str, steps))}" if steps else "none"
     raise Held(f"a checkpoint of step {step} was asked for, and {there} are kept. {ADVICE.format(run=run)}")

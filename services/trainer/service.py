@@ -64,7 +64,7 @@ class Trainer:
         await self._device.on_lease(lease)
         if wanted is None:
             self._context.presence.update(state=_standing_by(lease))
-        elif self._training is None or (self._task is not None and self._task.done()):
+        elif self._training is None:
             self._training = Training(self._context, self._settings, wanted, self._device, self._build)
             self._task = asyncio.create_task(self._training.run())
             self._task.add_done_callback(self._on_done)

@@ -1,12 +1,12 @@
-"""The trainer's life in one run, from joining to TrainingEnded.
+"""The trainer's life in one run: lines one after the other, each from joining to TrainingEnded at the latest.
 
     join ─▶ ┌ wait for a batch ─▶ BatchReady ─▶ wait for the device ─▶ learn ─▶ publish ─▶ StepTaken ─▶ checkpoint? ┐
             └──────────────────────────────────────────◀───────────────────────────────────────────────────────────┘
                     ├─ all steps taken, or the end requested ─▶ last checkpoint ─▶ TrainingEnded
-                    ├─ another claim on the run is newer (``living``) ─▶ everything handed back ─▶ gone, with an error if ours
+                    ├─ another claim on the run is newer (``living``) ─▶ everything handed back ─▶ the next line, or an error
                     └─ asked to leave (SIGTERM) ─▶ a checkpoint of what was taken since the last one ─▶ gone
     cannot join ─▶ RunStopRequested, and TrainingEnded with what failed where an earlier line began
-    cannot join before a person decides ─▶ RunHeld
+    cannot join before a person decides ─▶ RunHeld ─▶ the next line, once that is answered
 
 Waits for: samples (the intake's ``news``), the device (``DeviceTurn``), a store that is away. Everything in memory may be
 lost at any line: committed steps are in a checkpoint, and the samples of all others are not acknowledged.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import RunHeld, Service, TrainingEnded
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded
@@ -33,7 +34,7 @@ from .device_turn import DeviceTurn
 from .groups import GroupBook
 from .intake import Intake
 from .joining import Joined, join_run
-from .living import is_named, pause_seconds, until_superseded
+from .living import RollbackWanted, is_named, pause_seconds, until_answered, until_named, until_superseded
 from .restoring import Held
 from .saying import cannot_begin, say_state
 from .standing import step_to_keep
@@ -56,15 +57,15 @@ class _Line:
 
 
 class Training:
-    """One line of one run. ``run`` until cancelled (``give_up`` first, so that it ends soon), or until asked to ``finish``."""
+    """One run. ``run`` until cancelled (``give_up`` first, so that it ends soon), or until asked to ``finish``."""
 
     def __init__(self, context: Context, settings: TrainerSettings, run: str, device: DeviceTurn, build: BuildLearner) -> None:
         self._context, self._settings, self.run_name, self._device = context, settings, run, device
         self._build = build
         self._leaving = asyncio.Event()
         self._has_given_up = False
-        by = f"{Service.TRAINER.value} {context.settings.instance}"
-        self._claim = CommitClaim(context.bus, context.speaker, run, by)
+        self._is_held = False
+        """The last line did not begin, and a person has to decide before the next one."""
         self._watch: asyncio.Task[None] | None = None
         self._line: _Line | None = None
 
@@ -83,13 +84,32 @@ class Training:
             self._line.commits.give_up()
 
     async def run(self) -> None:
-        """Join, train, end; then stay and acknowledge what still comes. Raises Superseded where our lease still names us."""
-        try:
-            config = await self._until_started()
-            if config is not None and (joined := await self._join(config)) is not None:
-                await self._train(config, joined)
-        except Superseded as wrong:
-            await self._superseded(wrong)
+        """Line after line, until training is over or we are asked to leave.
+
+        Raises Superseded where another claim is newer although our lease names us.
+        """
+        while not self._leaving.is_set():
+            try:
+                await self._one_line()
+            except RollbackWanted as wanted:
+                log.warning("training.rolls_back", run=self.run_name, reason=str(wanted))
+            except Superseded as wrong:
+                if wrong.is_closing:
+                    self._say_state("the run is being closed")
+                    return
+                await self._superseded(wrong)
+            else:
+                if not self._is_held:
+                    return
+                await until_answered(self._context, self.run_name)
+            self._has_given_up = False
+
+    async def _one_line(self) -> None:
+        """Join, train, end; then stay and acknowledge what still comes."""
+        self._is_held = False
+        config = await self._until_started()
+        if config is not None and (joined := await self._join(config)) is not None:
+            await self._train(config, joined)
 
     async def _until_started(self) -> RunConfig | None:
         """The run's document, once there is one. None: training is over, or held, which a claim would only disturb."""
@@ -99,33 +119,41 @@ class Training:
         with suppress(MalformedMessage):  # after the claim the run is held for it
             history = await read_commits(context.bus, context.speaker, run)
             if history.is_over or history.held is not None:
-                log.info("training.not_begun", run=run, held=history.held is not None)
+                self._not_begun(history)
                 return None
         return config
 
     async def _join(self, config: RunConfig) -> Joined | None:
-        """None: there is nothing to train, and that was published."""
+        """None: this line does not begin."""
         context, run = self._context, self.run_name
         self._say_state(f"loading {config.model.name}")
+        by = f"{Service.TRAINER.value} {context.settings.instance}"
+        claim = CommitClaim(context.bus, context.speaker, run, by)
         try:
-            joined = await join_run(context, self._claim, run, config, self._settings, self._device.epoch, self._build)
+            joined = await join_run(context, claim, run, config, self._settings, self._device.epoch, self._build)
         except BadInput as wrong:
-            await cannot_begin(context, self._claim, run, str(wrong))
+            await cannot_begin(context, claim, run, str(wrong))
             return None
         except Held as wrong:
             log.error("run.held", run=run, reason=str(wrong))
-            await self._claim.append(RunHeld(run=run, reason=str(wrong), nonce=self._claim.nonce))
+            await claim.append(RunHeld(run=run, reason=str(wrong), nonce=claim.nonce))
+            self._is_held = True
             self._say_state(f"held: {wrong}")
             return None
         if joined is None:
-            log.info("training.not_begun", run=run)
+            self._not_begun(await read_commits(context.bus, context.speaker, run))
         return joined
+
+    def _not_begun(self, history: CommitHistory) -> None:
+        self._is_held = history.held is not None and not history.is_over
+        log.info("training.not_begun", run=self.run_name, held=self._is_held)
+        self._say_state("held: a person has to decide" if self._is_held else "training is over")
 
     async def _train(self, config: RunConfig, joined: Joined) -> None:
         """From the first sample to the last acknowledgement."""
         self._line = line = self._begin(config, joined)
         queue, name = queue_stream(Service.TRAINER, self.run_name), consumer_name(Service.TRAINER)
-        superseded: Superseded | None = None
+        ended_by: Superseded | RollbackWanted | None = None
         subscription = await self._context.bus.consume(queue, name, line.intake.on_delivery, credit=CREDIT)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -134,36 +162,39 @@ class Training:
                 await self._live(line, config, tasks)
                 for task in (pings, self._watch):
                     task.cancel()
-        except* Superseded as wrong:
-            superseded = _first(wrong)
+        except* (Superseded, RollbackWanted) as wrong:
+            ended_by = _first(wrong)
         finally:
             await subscription.leave()
             await line.intake.held.hand_back_all()
-        if superseded is not None:
-            raise superseded
+        if ended_by is not None:
+            self._line = None
+            raise ended_by
 
     async def _end_with_claim(self, joined: Joined) -> None:
-        """Another claim is newer: ours counts for nothing any more, and what is held is for that one."""
+        """The line ends early: what it did since its last commit counts for nothing, and what it holds is for the next one."""
         try:
             await until_superseded(self._context, self.run_name, joined.claim, joined.history)
-        except Superseded:
+        except (Superseded, RollbackWanted):
             self.give_up()
             raise
 
     async def _superseded(self, wrong: Superseded) -> None:
-        """Everything is handed back. Where our lease still names us, this process ends and makes room for its next life."""
-        run = self.run_name
-        if self._leaving.is_set() or wrong.is_closing or not await is_named(self._context, run):
+        """Everything is handed back. Returns once our lease names us again after it did not; raises where it never stopped."""
+        context, run = self._context, self.run_name
+        if self._leaving.is_set():
+            return
+        if not await is_named(context, run):
             log.info("training.superseded", run=run, reason=str(wrong))
             self._say_state("another trainer has the run")
+            await until_named(context, run)
             return
-        seconds = await pause_seconds(self._context, run)
-        node = self._context.settings.node
+        seconds = await pause_seconds(CommitClaim(context.bus, context.speaker, run, ""))
         log.error("training.superseded", run=run, reason=str(wrong), exits_in_seconds=seconds)
         await asyncio.sleep(seconds)
         raise Superseded(
-            f"{wrong}. Node {node} is still the one to train run {run}: another trainer process has its name, or this one "
-            "stood still while another trained. It ends; give each process a SEAMLESSFLOW_NODE of its own"
+            f"{wrong}. Node {context.settings.node} is still the one to train run {run}: another trainer process has its name, "
+            "or this one stood still while another trained. It ends; give each process a SEAMLESSFLOW_NODE of its own"
         )
 
     def _begin(self, config: RunConfig, joined: Joined) -> _Line:
@@ -240,10 +271,10 @@ class Training:
         say_state(self._context, self.run_name, state)
 
 
-def _first(wrong: BaseExceptionGroup[Superseded]) -> Superseded:
+def _first(wrong: BaseExceptionGroup[Superseded | RollbackWanted]) -> Superseded | RollbackWanted:
     """Of several that say the same, one."""
     each: BaseException = wrong
     while isinstance(each, BaseExceptionGroup):
         each = each.exceptions[0]
-    assert isinstance(each, Superseded)
+    assert isinstance(each, Superseded | RollbackWanted)
     return each

@@ -23,8 +23,7 @@ from .weights.folders import MANIFEST
 OPTIMIZER_FILE = "optimizer.safetensors"
 """Beside ``weights.WEIGHTS_FILE``: AdamW's state and random generators."""
 READS_THAT_AGREE = 3
-"""So many reads in a row that find the same fault, and the checkpoint is damaged: a store that is away has another one each
-time, or comes back."""
+"""So many reads in a row that find a fault of the same kind in the same file, and the checkpoint is damaged."""
 BARRIER = "99999999"
 """Folder that earlier releases take for the newest checkpoint, and cannot read."""
 _NAME = re.compile(r"(?P<step>\d{8,})(?:-(?P<line>\d+)-(?P<attempt>[A-Za-z0-9_-]+))?\Z")
@@ -82,7 +81,8 @@ def parse_checkpoint(path: str, facts: Mapping[str, object]) -> Checkpoint:
             raise ValueError(f"the predecessor {predecessor!r}")
         trained = tuple(TrainedGroup.model_validate(fields, context={LENIENT: True}) for fields in listed)
     except (KeyError, ValueError, TypeError, AttributeError) as wrong:
-        raise WrongBytes(f"{path}/{MANIFEST} is not the manifest of a checkpoint: {wrong}; nothing was loaded") from wrong
+        file = f"{path}/{MANIFEST}"
+        raise WrongBytes(f"{file} is not the manifest of a checkpoint: {wrong}; nothing was loaded", file) from wrong
     return Checkpoint(step, line, trained, nonce, predecessor)
 
 

@@ -68,6 +68,8 @@ class CommitHistory:
     """Why the run waits for a person. None: it does not."""
     request: ResumeRequested | None = None
     """The newest one of a person."""
+    closed: set[str] = field(default_factory=set)
+    """Groups whose closing counts, as far as closings were told."""
     _surviving: list[Commit] = field(default_factory=list)
     _accounted: set[str] = field(default_factory=set)
     _passed_over: set[str] = field(default_factory=set)
@@ -99,6 +101,8 @@ class CommitHistory:
 
     def apply(self, event: Event, time: float = 0.0) -> tuple[str, ...]:
         """Take in one event, stored at ``time`` (Unix seconds). Returns the groups whose training it takes back."""
+        if isinstance(event, GroupTrained | GroupDropped) and self.accepts(event):
+            self.closed.add(event.group)
         key = _identity(event)
         if key is None or key in self._known or not self.accepts(event):
             return ()
@@ -128,6 +132,7 @@ class CommitHistory:
         self.named.append(commit)
         self._surviving.append(commit)
         self._accounted.update(event.groups)
+        self.closed.update(event.groups)
 
     def _roll_back(self, event: RolledBack, time: float) -> tuple[str, ...]:
         self.named.append(Commit(event.step, event.line, event.checkpoint, is_rollback=True, time=time))
@@ -189,6 +194,10 @@ class CommitHistory:
         """Commits that a rollback may go back to, oldest first: what they trained counts, and no trainer removes them."""
         kept = self.kept(keep)
         return [commit for commit in self._surviving if commit.checkpoint in kept]
+
+    def target_of(self, step: int, keep: int) -> Commit | None:
+        """The newest commit of a step that a rollback may go back to. None: there is none."""
+        return next((commit for commit in reversed(self.targets(keep)) if commit.step == step), None)
 
     def knows(self, *, nonce: str, predecessor: str | None) -> bool:
         """Whether the journal holds the claim and the predecessor that a checkpoint's manifest names."""

@@ -10,8 +10,9 @@
     │   └── Superseded         another claim on the run's commits is newer: what is held is handed back
     ├── Damaged                the store does not have what was written, and several reads agree; trying again does not help
     └── Unavailable            a peer, a store or the server is away; trying again may help
-        ├── WrongBytes         a read brought other bytes than were written
-        ├── Missing            the store answers, and does not have an object that it should have
+        ├── StoreFault         the store answers, and an object in it is not as it was written
+        │   ├── WrongBytes     a read brought other bytes
+        │   └── Missing        it is not there
         └── BusClosed          the connection is closed for good: the process must exit and be restarted
 
 A message says what was expected, what came, whose it was, and what happens now.
@@ -65,11 +66,19 @@ class Unavailable(SeamlessFlowError):
     """A peer, a store or the server is away; trying again may help."""
 
 
-class WrongBytes(Unavailable):
+class StoreFault(Unavailable):
+    """The store answers, and an object in it is not as it was written. ``path``: which one."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class WrongBytes(StoreFault):
     """A read brought other bytes than were written. Another read, another copy or a repaired store may help."""
 
 
-class Missing(Unavailable):
+class Missing(StoreFault):
     """The store answers, and does not have an object that it should have."""
 
 

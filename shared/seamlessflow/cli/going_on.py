@@ -32,10 +32,8 @@ def _target(run: str, history: CommitHistory, step: int, keep: int) -> Commit:
     if history.is_over:
         how = "has ended" if history.ended else "is being ended"
         raise ConfigError(f"--checkpoint {step}: run {run} {how}; it trains no more")
-    targets = history.targets(keep)
-    for commit in reversed(targets):
-        if commit.step == step:
-            return commit
-    steps = ", ".join(str(each) for each in sorted({commit.step for commit in targets}))
+    if (target := history.target_of(step, keep)) is not None:
+        return target
+    steps = ", ".join(str(each) for each in sorted({commit.step for commit in history.targets(keep)}))
     there = f"its kept checkpoints are of step {steps}" if steps else "it has no checkpoint yet"
     raise ConfigError(f"--checkpoint {step}: run {run} cannot go back to it; {there}. Nothing was changed")

@@ -25,6 +25,17 @@ def message_id_of(event: Event) -> str:
     return f"{event.run}.{_fill(BY_EVENT[type(event)].message_id, event)}"
 
 
+def kind_of_id(message_id: str) -> type[Event] | None:
+    """The kind of event that has such an id. None: no event of a run."""
+    return _KIND_BY_ID.get(message_id.split(".")[1]) if "." in message_id else None
+
+
+def claim_of_commit(message_id: str) -> tuple[int, str]:
+    """Line and nonce of the claim that an event on the subject of commits belongs to, from its id."""
+    _, line, nonce = message_id.rsplit(".", 2)
+    return int(line), nonce
+
+
 def address(event: Event) -> Message:
     """A message without payload for an event: subject, id, and the fence of events that exist once.
 
@@ -101,6 +112,7 @@ def tokens_of(template: str) -> list[str]:
     return template.replace("{origin.", "{").split(".")
 
 
+_KIND_BY_ID = {route.message_id.split(".")[0]: route.event for route in ROUTES}
 _TEMPLATES = [
     (template, route.event) for route in ROUTES for template in (route.subject, route.formerly) if template is not None
 ]

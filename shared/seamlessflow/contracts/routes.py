@@ -44,7 +44,7 @@ class Route:
     """Subject template over which it may exist only once (appended with expected sequence 0). None: not limited."""
     claimed: str | None = None
     """Subject template of the claims of which the publisher's must be the newest (appended with the sequence of its claim as
-    the last one there). None: whoever may publish it needs no claim."""
+    the last one there). None: no claim is needed."""
     formerly: str | None = None
     """Subject template on which earlier releases published it; it is read there, too. None: on the same."""
 
@@ -62,7 +62,8 @@ def _once(event: type[Event], subject: str, said_by: tuple[Service, ...], messag
 _SEGMENT = "sf.{run}.ev.segment.{shard}.{episode}.{generation}"
 _CLOSED = "sf.{run}.ev.group.{group}.closed"
 _COMMITS = "sf.{run}.ev.training.commits"
-"""Claims, commits and rollbacks of a run, in the one order that counts."""
+"""Claims, commits and rollbacks of a run, in the one order that counts. Their ids end in line and nonce of the claim, so that
+whose an event is can be told without its payload, which may rest in the store."""
 
 
 def _under_claim(
@@ -105,7 +106,7 @@ ROUTES: tuple[Route, ...] = (
     _once(samples.EpisodeEvaluated, "sf.{run}.ev.evaluated.{episode}", (MANAGER,), "evaluated.{episode}"),
     Route(training.BatchReady, "sf.{run}.ev.step.{step}.ready", (TRAINER,), "batch-ready.{step}.{line}"),
     Route(training.StepTaken, "sf.{run}.ev.step.{step}.taken", (TRAINER,), "step-taken.{step}.{line}"),
-    _under_claim(training.TrainerClaimed, _COMMITS, (TRAINER, SCHEDULER), "trainer-claimed.{nonce}"),
+    _under_claim(training.TrainerClaimed, _COMMITS, (TRAINER, SCHEDULER), "trainer-claimed.{line}.{nonce}"),
     _under_claim(
         training.StepsCommitted,
         _COMMITS,
@@ -113,7 +114,7 @@ ROUTES: tuple[Route, ...] = (
         "committed.{step}.{line}.{nonce}",
         formerly="sf.{run}.ev.step.{step}.committed",
     ),
-    _under_claim(training.RolledBack, _COMMITS, (TRAINER,), "rolled-back.{request}.{nonce}"),
+    _under_claim(training.RolledBack, _COMMITS, (TRAINER,), "rolled-back.{request}.{line}.{nonce}"),
     _once(training.GroupTrained, _CLOSED, (TRAINER, SCHEDULER), "closed.{group}"),
     _under_claim(training.GroupDropped, _CLOSED, (TRAINER, SCHEDULER), "dropped.{group}.{nonce}"),
     _under_claim(training.TrainerStarted, "sf.{run}.ev.training.started", (TRAINER,), "trainer-started.{line}.{nonce}"),

@@ -1,6 +1,6 @@
 """What all five services share: connecting, saying events, handling events, presence, and an orderly end."""
 
-from .commit_claim import CommitClaim, publish_account, read_commits
+from .commit_claim import CommitClaim, publish_account, publish_rest, read_commits
 from .context import Context, make_context, open_context
 from .device import DeviceLock
 from .inbox import HandlerTable, Inbox, keep_alive
@@ -12,6 +12,6 @@ from .starting import run_service
 
 __all__ = [
     "CommitClaim", "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Settling", "Speaker",
-    "failure_words", "keep_alive", "make_context", "open_context", "publish_account", "read_commits", "read_lease", "read_run",
-    "run_service", "stop_run",
+    "failure_words", "keep_alive", "make_context", "open_context", "publish_account", "publish_rest", "read_commits",
+    "read_lease", "read_run", "run_service", "stop_run",
 ]  # fmt: skip

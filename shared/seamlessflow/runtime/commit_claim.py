@@ -3,10 +3,10 @@
     claim ─▶ read what was committed ─▶ append, append, … ─▶ refused: another claim is newer, everything stops here
 
 The claim's own sequence is the fence; after a commit it is the commit's. A refusal alone proves nothing, since our own append
-may be stored and its acknowledgement lost: the newest message on the subject tells whose the run is.
+may be stored and its acknowledgement lost: the newest message on the subject names the owner of the run, by its id alone.
 
 A server that loses the end of its journal (power loss) gives a sequence away twice, and two claims may then have the same one.
-So a commit is confirmed after its append: from our claim on nothing but ours may be on the subject.
+So a commit is confirmed after its append: between the fence before and itself nothing but ours may be on the subject.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
@@ -33,20 +34,30 @@ from ..contracts import (
     TrainerStarted,
     TrainingEnded,
 )
-from ..contracts.addresses import subject_filters, subject_of
+from ..contracts.addresses import claim_of_commit, kind_of_id, subject_filters, subject_of
 from ..contracts.streams import journal
-from ..errors import SequenceMismatch, Superseded
+from ..errors import BadInput, MalformedMessage, SequenceMismatch, Superseded
 from .speaker import Speaker
 
 log = structlog.get_logger()
 
 CLAIM_PAUSE_SECONDS = 0.05
-"""Before a claim is tried again that another one, or a commit, was faster than."""
+"""Pause before a refused append is tried again."""
+HISTORY_EVENTS = (StepsCommitted, TrainingEnded, RunEnded, RunHeld, ResumeRequested)
+"""Their subjects hold every event of a history."""
+CommitSubjectEvent = TrainerClaimed | StepsCommitted | RolledBack
+"""Events on the subject of commits. The newest one names the owner of the run."""
 
-TOLD = (StepsCommitted, TrainingEnded, RunEnded, RunHeld, ResumeRequested)
-"""Kinds on whose subjects all is that a history is made of."""
-OnCommits = TrainerClaimed | StepsCommitted | RolledBack
-"""What shares the subject whose newest message says whose the run is."""
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """Of the newest message on the subject of commits."""
+
+    seq: int
+    line: int
+    nonce: str
+    closing: str = ""
+    """Who closes the run; empty: it is not being closed."""
 
 
 class CommitClaim:
@@ -55,35 +66,38 @@ class CommitClaim:
     def __init__(self, bus: Bus, speaker: Speaker, run: str, by: str) -> None:
         self._bus, self._speaker, self._run, self._by = bus, speaker, run, by
         self._subject = subject_of(TrainerClaimed(run=run, line=0, nonce="any", by=by))
-        self._seq = self._claimed_seq = 0
+        self._seq = 0
         self._turn = asyncio.Lock()
         self.lost = asyncio.Event()
-        """Set once it was seen that another claim is newer."""
+        """Set once it was seen that another claim is newer; only another ``take`` makes it good again."""
         self.nonce = ""
         self.line = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was taken and is not known to be lost."""
+        return bool(self.nonce) and not self.lost.is_set()
 
     async def take(self, *, closes: bool = False) -> None:
         """Become the newest claim of the run. ``closes``: for a scheduler that ends the run for good.
 
-        Raises Superseded where a scheduler closes the run already and we do not: what is left is its to do.
+        Raises Superseded where a scheduler closes the run and this is no closing; that scheduler publishes the rest.
         """
         while True:
-            record, newest = await self._newest()
-            if isinstance(newest, TrainerClaimed) and newest.closes and not closes:
-                raise Superseded(
-                    f"run {self._run} is being closed by {newest.by}; nothing is trained any more", is_closing=True
-                )
+            owner = await self._owner()
+            if owner.closing and not closes:
+                why = f"run {self._run} is being closed by {owner.closing}; nothing is trained any more"
+                raise Superseded(why, is_closing=True)
             started = await self._speaker.last(TrainerStarted, self._run)
-            line = 1 + max(0 if newest is None else newest.line, 0 if started is None else started.line)
+            line = 1 + max(owner.line, 0 if started is None else started.line)
             claim = TrainerClaimed(run=self._run, line=line, nonce=uuid.uuid4().hex[:16], by=self._by, closes=closes)
             try:
-                seq = await self._speaker.append(claim, 0 if record is None else record.seq)
+                seq = await self._speaker.append(claim, owner.seq)
             except SequenceMismatch as wrong:
                 log.info("claim.refused", run=self._run, line=line, reason=str(wrong))
                 await asyncio.sleep(CLAIM_PAUSE_SECONDS)
                 continue
-            self._seq = self._claimed_seq = seq
-            self.nonce, self.line = claim.nonce, line
+            self._seq, self.nonce, self.line = seq, claim.nonce, line
             self.lost.clear()
             log.info("claim.taken", run=self._run, line=line, nonce=claim.nonce, closes=closes)
             return
@@ -95,65 +109,110 @@ class CommitClaim:
         """
         async with self._turn:  # a commit moves the fence
             while True:
+                self._require_not_lost()
+                before = self._seq
                 try:
-                    seq = await self._speaker.append(event, self._seq)
+                    seq = await self._speaker.append(event, before)
                     break
                 except SequenceMismatch as wrong:
                     await self._check(str(wrong))  # else it was our own commit that moved the fence: again
                     await asyncio.sleep(CLAIM_PAUSE_SECONDS)
-            if isinstance(event, OnCommits):
+            if isinstance(event, CommitSubjectEvent):
                 self._seq = seq
-                await self._confirm()
+                await self._confirm(before)
 
     async def check(self) -> None:
         """Raises Superseded where another claim is newer."""
         async with self._turn:
-            await self._check("it was looked for")
+            self._require_not_lost()
+            await self._check("seen by a look at the newest claim")
+
+    async def num_recent_claims(self, seconds: float) -> int:
+        """How many claims the run saw in so many seconds before its newest one, by the server's clock."""
+        times = [
+            record.time
+            async for record in self._bus.read(journal(self._run), filters=(self._subject,))
+            if kind_of_id(record.message_id) is TrainerClaimed
+        ]
+        return sum(time > times[-1] - seconds for time in times)
+
+    def _require_not_lost(self) -> None:
+        if self.lost.is_set():
+            raise Superseded(f"the claim of line {self.line} on run {self._run} was lost before; nothing more is stored by it")
 
     async def _check(self, why: str) -> None:
-        record, newest = await self._newest()
-        if record is None or newest is None or newest.nonce != self.nonce:
-            self._lose(newest, why)
-            return
-        self._seq = record.seq
+        owner = await self._owner()
+        if owner.nonce != self.nonce:
+            self._lose(owner, why)
+        self._seq = owner.seq
 
-    async def _confirm(self) -> None:
-        """Raises Superseded where anything but ours is on the subject since our claim."""
-        async for record in self._bus.read(journal(self._run), filters=(self._subject,), start_seq=self._claimed_seq):
-            event = await self._speaker.open(record)
-            if isinstance(event, OnCommits) and event.nonce != self.nonce:
-                self._lose(event, "the server lost the end of its journal, and gave our place to another claim")
+    async def _confirm(self, before: int) -> None:
+        """Raises Superseded where anything but ours is on the subject since the fence before."""
+        async for record in self._bus.read(journal(self._run), filters=(self._subject,), start_seq=max(1, before)):
+            if record.seq > self._seq or kind_of_id(record.message_id) is None:
+                continue
+            line, nonce = claim_of_commit(record.message_id)
+            if nonce != self.nonce:
+                owner = _Owner(record.seq, line, nonce)
+                self._lose(owner, "the server lost the end of its journal, and gave our place to another claim")
 
-    def _lose(self, newest: OnCommits | None, why: str) -> NoReturn:
-        rival = "none at all" if newest is None else f"that of line {newest.line}"
+    def _lose(self, owner: _Owner, why: str) -> NoReturn:
         self.lost.set()
+        rival = f"that of line {owner.line}" if owner.nonce else "none at all"
         raise Superseded(
             f"the claim of line {self.line} on run {self._run} is not the newest, which is {rival} ({why}); nothing of it "
             "counts, and what is held is handed back",
-            is_closing=isinstance(newest, TrainerClaimed) and newest.closes,
+            is_closing=bool(owner.closing),
         )
 
-    async def _newest(self) -> tuple[Record | None, OnCommits | None]:
+    async def _owner(self) -> _Owner:
+        """Whose the run is now, which takes no payload but a claim's own."""
         record = await self._bus.last(journal(self._run), self._subject)
         if record is None:
-            return None, None
-        event = await self._speaker.open(record)
-        assert isinstance(event, OnCommits), f"{event!r} is on the subject of commits"
-        return record, event
+            return _Owner(0, 0, "")
+        if kind_of_id(record.message_id) is None:  # no service published that: it takes the place, and owns nothing
+            return _Owner(record.seq, 0, "")
+        line, nonce = claim_of_commit(record.message_id)
+        return _Owner(record.seq, line, nonce, await self._closing(record))
+
+    async def _closing(self, record: Record) -> str:
+        if kind_of_id(record.message_id) is not TrainerClaimed:
+            return ""
+        claim = await self._speaker.open(record)
+        return claim.by if isinstance(claim, TrainerClaimed) and claim.closes else ""
 
 
-async def read_commits(bus: Bus, speaker: Speaker, run: str) -> CommitHistory:
+async def read_commits(bus: Bus, speaker: Speaker, run: str, *, with_groups: bool = False) -> CommitHistory:
     """What the journal holds of claims and commits now. Read after a claim was taken, no earlier claim can add to it.
 
+    with_groups: closings of groups as well (``CommitHistory.closed``), of which there are many.
     Raises MalformedMessage where one cannot be read: leaving it out would bring an older checkpoint back.
     """
-    history = CommitHistory()
-    async for record in bus.read(journal(run), filters=[each for kind in TOLD for each in subject_filters(kind, run)]):
-        history.apply(await speaker.open(record), record.time)
+    history, kinds = CommitHistory(), (*HISTORY_EVENTS, GroupTrained) if with_groups else HISTORY_EVENTS
+    async for record in bus.read(journal(run), filters=[each for kind in kinds for each in subject_filters(kind, run)]):
+        try:
+            history.apply(await speaker.open(record), record.time)
+        except MalformedMessage as wrong:
+            if kind_of_id(record.message_id) is not None:
+                raise
+            log.warning("commits.foreign", run=run, seq=record.seq, reason=str(wrong))  # no service has such ids
     return history
 
 
 async def publish_account(speaker: Speaker, run: str, account: Iterable[TrainedGroup]) -> None:
-    """Publish the groups of a commit as trained. What was published before, by whomever, is not stored again."""
+    """Publish the groups of a commit as trained. A group that is closed already is skipped."""
     for group in account:
         await speaker.say(GroupTrained(run=run, group=group.group, step=group.step, episodes=group.episodes))
+
+
+async def publish_rest(bus: Bus, speaker: Speaker, run: str) -> None:
+    """After a closing claim: what was committed before it is published as trained, and nothing can be added any more.
+
+    A commit that cannot be read is left out, with an error: every fold leaves it out, too, and the run must end all the same.
+    """
+    try:
+        history = await read_commits(bus, speaker, run)
+    except BadInput as wrong:
+        log.error("commit.unreadable", run=run, reason=str(wrong))
+        return
+    await publish_account(speaker, run, history.newest_account)

@@ -94,7 +94,7 @@ def _require_whole(store: Store, path: str, file: StoredFile, wrong: Unavailable
     """Raises WrongBytes where the object has another length than was written: some stores refuse a range behind its end."""
     found = store.num_bytes(path)
     if found not in (None, file.num_bytes):
-        raise WrongBytes(f"{path} has {found} bytes, and {file.num_bytes} were written; nothing was loaded") from wrong
+        raise WrongBytes(f"{path} has {found} bytes, and {file.num_bytes} were written; nothing was loaded", path) from wrong
 
 
 def _linked(store: Store, path: str, file: StoredFile, target: Path) -> LinkedFile | None:
@@ -112,7 +112,7 @@ def check_in_store(store: Store, path: str, file: StoredFile) -> None:
     except FileNotFoundError as wrong:
         raise Unavailable(f"{path} was written and is not in the store") from wrong
     if whole.hexdigest() != file.hex_digest:
-        raise WrongBytes(f"{path} is not read as it was written")
+        raise WrongBytes(f"{path} is not read as it was written", path)
 
 
 class _Reads:
@@ -133,7 +133,7 @@ class _Reads:
             raise self._failure
         if digest is not None and digest != self._file.hex_digest:
             raise WrongBytes(
-                f"{self._path}: {self._file.num_bytes} bytes do not have the manifest's digest; nothing was loaded"
+                f"{self._path}: {self._file.num_bytes} bytes do not have the manifest's digest; nothing was loaded", self._path
             )
 
     def _digest_in_order(self, reads: list[Future[None]]) -> str:
@@ -167,7 +167,9 @@ class _Reads:
             try:
                 content = self._read(begin, end)
             except FileNotFoundError as wrong:
-                raise Missing(f"{self._path} is in the manifest and not in the store; nothing was loaded") from wrong
+                raise Missing(
+                    f"{self._path} is in the manifest and not in the store; nothing was loaded", self._path
+                ) from wrong
             except Unavailable as wrong:
                 failure = wrong
                 continue
@@ -176,7 +178,8 @@ class _Reads:
                 return content
             failure = WrongBytes(
                 f"{self._path}: bytes {begin} to {end} ({len(content)} came) do not have the manifest's digest; "
-                "nothing was loaded"
+                "nothing was loaded",
+                self._path,
             )
             if digest in seen:
                 break

@@ -107,4 +107,4 @@ def folder_manifest(store: Store, path: str) -> tuple[dict[str, object], dict[st
         assert isinstance(files, dict)
         return manifest, {plain_name(name): stored_file(listed) for name, listed in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as wrong:
-        raise WrongBytes(f"{path}/{MANIFEST} is not a manifest: {wrong!r}; nothing was loaded") from wrong
+        raise WrongBytes(f"{path}/{MANIFEST} is not a manifest: {wrong!r}; nothing was loaded", f"{path}/{MANIFEST}") from wrong

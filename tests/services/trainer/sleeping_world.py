@@ -61,7 +61,7 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import Superseded
-from seamlessflow.runtime import CommitClaim, Speaker, make_context, publish_account, read_commits
+from seamlessflow.runtime import CommitClaim, Speaker, make_context, publish_rest, read_commits
 from services.trainer.config import TrainerSettings
 from services.trainer.service import Trainer
 
@@ -337,8 +337,8 @@ class SleepingWorld:
         speaker = Speaker(bus, LifeStore(self.outcome.objects, life))
         claim = CommitClaim(bus, speaker, RUN, life.name)
         await claim.take(closes=True)
+        await publish_rest(bus, speaker, RUN)
         history = await read_commits(bus, speaker, RUN)
-        await publish_account(speaker, RUN, history.newest_account)
         closed = closed_groups(self._journal())
         with suppress(Superseded):
             for group in (*TEACHING, EQUAL):

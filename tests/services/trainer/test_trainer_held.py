@@ -11,14 +11,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from trainer_accounts import feed
 from trainer_world import RUN, World
 
+from seamlessflow.blobs import Store
+from seamlessflow.bus.base import Message
 from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
     DropReason,
+    EpisodeTokens,
     Event,
     GroupDropped,
     GroupTrained,
@@ -26,14 +30,20 @@ from seamlessflow.contracts import (
     Role,
     RolledBack,
     RunHeld,
+    RunStopRequested,
     StepsCommitted,
+    TrainedGroup,
     TrainerClaimed,
     TrainerStarted,
     TrainingEnded,
 )
-from seamlessflow.weights import MANIFEST
+from seamlessflow.contracts.addresses import subject_filter, subject_of
+from seamlessflow.contracts.routes import CONTROL_STREAM
+from seamlessflow.errors import BadInput, Damaged, Superseded
+from seamlessflow.runtime import CommitClaim, read_commits
+from seamlessflow.weights import MANIFEST, publish_folder
 from services.trainer import checkpoints
-from services.trainer.checkpoints import BARRIER, BARRIER_WORDS
+from services.trainer.checkpoints import BARRIER, BARRIER_WORDS, CheckpointStore
 
 MakeWorld = Callable[..., Awaitable[World]]
 
@@ -126,18 +136,113 @@ async def test_a_rollback_goes_on_from_an_earlier_checkpoint(make_world: MakeWor
 
 
 async def test_a_rollback_of_a_run_that_is_trained_ends_the_line(make_world: MakeWorld, monkeypatch) -> None:
-    """The trainer that is there makes room for the next one, which goes back."""
+    """The trainer that is there hands back what it holds and begins another line, which goes back; its process goes on."""
     monkeypatch.setattr("services.trainer.living.LOOK_SECONDS", 0.05)
     world = await committed_world(make_world, num_steps=2)
-    with pytest.raises(Exception, match="is to go back to the checkpoint of step 1"):
-        async with world.trainer() as bus:
-            await world.hears(TrainerStarted, count=2)
-            await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
-            await asyncio.wait_for(asyncio.shield(bus.user), 20)
     async with world.trainer():
+        await world.hears(TrainerStarted, count=2)
+        await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
         started = await world.hears(TrainerStarted, count=3)
+        await feed(world, ["g4", "g5"])
+        again = await world.hears(StepsCommitted, count=3)
 
     assert started.step == 1 and len(await world.heard(RolledBack)) == 1
+    assert (again.line, again.step, sorted(again.groups)) == (3, 2, ["g4", "g5"])
+
+
+async def test_a_trainer_that_stays_goes_on_by_itself_when_a_person_answers(make_world: MakeWorld, monkeypatch) -> None:
+    """Also where its lease never changed in between: the answer came before the scheduler took the lease away."""
+    monkeypatch.setattr("services.trainer.living.LOOK_SECONDS", 0.05)
+    world = await committed_world(make_world)
+    path = f"{(await newest(world)).checkpoint}/optimizer.safetensors"
+    content = spoil(world, path)
+    async with world.trainer():
+        await world.hears(RunHeld)
+        world.store.write(path, content)
+        await world.speaker.say(ResumeRequested(run=RUN, request="q1"))
+        started = await world.hears(TrainerStarted, count=2)
+
+    assert (started.line, started.step) == (3, 1)
+
+
+def on_rollback(message: Message) -> bool:
+    return ".rolled-back." in message.message_id
+
+
+@pytest.mark.parametrize("after_storing", [False, True], ids=["before", "after"])
+async def test_killed_around_a_rollback_the_next_trainer_goes_back_once(after_storing: bool, make_world: MakeWorld) -> None:
+    """The rollback is wanted until it is stored, and then it is the newest record."""
+    world = await committed_world(make_world, num_steps=2)
+    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
+    async with world.trainer(on_rollback, after_storing=after_storing) as bus:
+        await asyncio.wait_for(bus.died.wait(), 30)
+    async with world.trainer():
+        started = await world.hears(TrainerStarted, count=2)
+
+    assert (started.step, len(await world.heard(RolledBack))) == (1, 1)
+
+
+async def test_damage_in_several_ranges_is_damage_whichever_is_found_first(tmp_path: Path) -> None:
+    """Ranges are read side by side, so each read may name another one."""
+    store = Store(f"file://{tmp_path}/store")
+    path, names = f"{RUN}/checkpoints/00000001-1-x", ("model.safetensors", "optimizer.safetensors")
+    facts = {"step": 1, "line": 1, "nonce": "n1", "predecessor": None, "trained": []}
+    publish_folder(store, path, {name: bytes(range(256)) * 4 for name in names}, facts, range_bytes=16)
+    store.write(f"{path}/model.safetensors", bytes(1024))
+
+    with pytest.raises(Damaged, match=r"model.safetensors.*3 reads agree"):
+        CheckpointStore(store, RUN, tmp_path / "work").read(path)
+
+
+async def test_a_newest_commit_that_cannot_be_read_holds_the_run(make_world: MakeWorld) -> None:
+    """A large account rests in the store; without it nobody knows which groups are trained."""
+    world = await committed_world(make_world)
+    history = await read_commits(world.bus, world.speaker, RUN)
+    claim = CommitClaim(world.bus, world.speaker, RUN, "test")
+    await claim.take()
+    episodes = tuple(EpisodeTokens(episode=f"e{number}-{'x' * 60}", trained=1) for number in range(2000))
+    account = (TrainedGroup(group="g9", step=2, episodes=episodes),)
+    checkpoint = history.newest.checkpoint
+    large = StepsCommitted(
+        run=RUN, step=2, line=claim.line, checkpoint=checkpoint, groups=("g9",), nonce=claim.nonce, account=account
+    )
+    await claim.append(large)
+    world.store.remove_folder(f"{RUN}/blobs")
+    async with world.trainer(), asyncio.timeout(20):
+        while (held := await world.speaker.last(RunHeld, RUN)) is None:
+            await asyncio.sleep(0.02)
+
+    assert "a commit in the journal cannot be read" in held.reason
+
+
+async def test_a_message_of_no_service_on_the_subject_of_commits_holds_up_nobody(make_world: MakeWorld) -> None:
+    """Whatever someone published by hand: the next claim follows it, and the fold passes over it."""
+    world = await committed_world(make_world)
+    await world.bus.publish(Message(subject_of(TrainerClaimed(run=RUN, line=0, nonce="n", by="")), b"rubbish", "by-hand"))
+    async with world.trainer(), asyncio.timeout(20):
+        while (started := await world.speaker.last(TrainerStarted, RUN)) is None or started.line == 1:
+            await asyncio.sleep(0.02)
+
+    assert started.step == 1 and await world.speaker.last(RunHeld, RUN) is None
+
+
+async def test_a_trainer_that_was_superseded_and_cannot_begin_stops_no_run(make_world: MakeWorld, monkeypatch) -> None:
+    """What is wrong with its own machine is no reason to end what another one does well."""
+    world = await committed_world(make_world)
+    other = CommitClaim(world.bus, world.speaker, RUN, "trainer another")
+
+    async def cannot(*arguments: object, **options: object) -> int:
+        await other.take()
+        raise BadInput("this machine cannot")
+
+    monkeypatch.setattr("services.trainer.joining.restore", cannot)
+    monkeypatch.setattr("services.trainer.living.LONGEST_PAUSE_SECONDS", 0.0)
+    with pytest.raises(Superseded):
+        async with world.trainer() as bus:
+            await asyncio.wait_for(asyncio.shield(bus.user), 20)
+
+    assert await world.heard(TrainingEnded) == []
+    assert await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN)) is None
 
 
 async def test_a_rollback_to_a_step_that_is_not_kept_holds_the_run(make_world: MakeWorld) -> None:

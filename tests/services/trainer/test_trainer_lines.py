@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import runpy
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -17,12 +16,11 @@ from test_trainer_gang import is_free, until
 from trainer_accounts import feed
 from trainer_world import NODE, RUN, World
 
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.contracts import Role, Service, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, TrainingEnded
+from seamlessflow.bus import memory_log
+from seamlessflow.contracts import Role, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, TrainingEnded
 from seamlessflow.errors import Superseded, Unavailable
-from seamlessflow.runtime import CommitClaim, DeviceLock, make_context
+from seamlessflow.runtime import CommitClaim, DeviceLock
 from services.trainer import living
-from services.trainer.config import TrainerSettings
 from services.trainer.living import LONGEST_PAUSE_SECONDS, pause_seconds
 from services.trainer.publishing import WeightsPublisher
 
@@ -32,11 +30,6 @@ MakeWorld = Callable[..., Awaitable[World]]
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(living, "LOOK_SECONDS", 0.02)
-
-
-def context_of(world: World):
-    settings = TrainerSettings(store_url=world.store.url, node=NODE, work_dir=world.folder, model_cache=world.folder)
-    return make_context(Service.TRAINER, settings, MemoryBus(world.server), capabilities=("train",))
 
 
 def claim_of(world: World) -> CommitClaim:
@@ -138,20 +131,22 @@ async def test_processes_that_take_a_run_from_each_other_wait_longer_each_time(m
     pauses = []
     for _ in range(9):
         await claim_of(world).take()
-        pauses.append(await pause_seconds(context_of(world), RUN))
+        pauses.append(await pause_seconds(claim_of(world)))
 
     assert pauses == [0, 0, 1, 3, 7, 15, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
 
 async def test_old_claims_make_no_process_wait(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was resumed many times is not contended for."""
+    """A run that was resumed many times is not contended for: only the server's last minute counts."""
     world = await make_world()
+    real = memory_log.time.time
+    monkeypatch.setattr(memory_log.time, "time", lambda: real() - living.CONTENTION_SECONDS - 1)
     for _ in range(5):
         await claim_of(world).take()
-    now = time.time()
-    monkeypatch.setattr(living.time, "time", lambda: now + living.CONTENTION_SECONDS + 1)
+    monkeypatch.setattr(memory_log.time, "time", real)
+    await claim_of(world).take()
 
-    assert await pause_seconds(context_of(world), RUN) == 0
+    assert await pause_seconds(claim_of(world)) == 0
 
 
 def test_the_process_exits_with_1_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,10 +67,11 @@ async def test_a_resumed_line_goes_back_to_the_checkpoint(make_world: MakeWorld)
     """Killed after step 3 with a checkpoint of step 2: the next line starts at 2 under a new version number."""
     world = await make_world(steps=3, every_steps=2, max_staleness=9)
     await world.lease(Role.TRAIN)
-    feeder = asyncio.create_task(feed(world, [f"g{n}" for n in range(6)]))
     async with world.trainer(on_subject("step.3.taken"), after_storing=True) as bus:
+        await feed(world, [f"g{n}" for n in range(4)])
+        await world.hears(StepsCommitted)
+        await feed(world, ["g4", "g5"])
         await asyncio.wait_for(bus.died.wait(), 30)
-    await feeder
     async with world.trainer():
         await world.hears(TrainingEnded)
 
