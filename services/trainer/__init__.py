@@ -6,7 +6,7 @@ says       TrainerClaimed, TrainerStarted, BatchReady, StepTaken, WeightsPublish
            GroupDropped, TrainingEnded, RoleTaken, RoleReleased; RunHeld, or RunStopRequested, when it cannot go on
 remembers  checkpoints in the store (model, optimiser, what they consumed); everything else it folds from the journal
            and from samples that are not acknowledged yet
-promises   whoever claimed the run later is not undone, whenever this one wakes; a group is closed exactly once; samples are
+promises   a late trainer never undoes the work of a newer claim; the first closing of a group counts; samples are
            acknowledged only when their group is closed; a version number is never used twice; only what a durable
            checkpoint holds, which a commit names, counts as committed; killed at any line, it goes on;
            SIGTERM keeps the steps that were taken (a checkpoint, within ten seconds, else as killed); as a member of a

@@ -94,7 +94,7 @@ class Commits:
 
 
 def commit_of(run: str, claim: CommitClaim, path: str, checkpoint: Checkpoint) -> StepsCommitted:
-    """What makes a durable checkpoint count, under a claim."""
+    """The commit of a written checkpoint."""
     return StepsCommitted(
         run=run,
         step=checkpoint.step,

@@ -129,10 +129,7 @@ class WeightsPublisher:
         return published
 
     async def _say(self, published: WeightsPublished) -> None:
-        """Raises Refused where the journal has another trainer's folder for this number.
-
-        The message's id is the number's, whoever says it: a rival's is answered as if it were ours, sent twice.
-        """
+        """Raises Superseded; Refused where the journal has another folder for this number, of an earlier release's trainer."""
         await self._claim.append(published)
         version = published.weights_version
         first = await self._speaker.first(WeightsPublished, self._run, weights_version=version)

@@ -184,7 +184,7 @@ class ObjectStore:
         try:
             self.fs.invalidate_cache()
             size = self._call("size", self.path(path))
-        except Exception:  # each filesystem raises its own, and whoever asks has a failure of its own to report
+        except Exception:  # each filesystem raises its own, and the caller reports its own failure
             return None
         return None if size is None else int(size)
 

@@ -42,8 +42,8 @@ def three(place):
     return place
 
 
-def standings(place):
-    return {path: each["standing"] for path, each in place.listed().items()}
+def statuses(place):
+    return {path: each["status"] for path, each in place.listed().items()}
 
 
 def test_list_shows_what_a_suspended_run_goes_on_from(three):
@@ -54,7 +54,7 @@ def test_list_shows_what_a_suspended_run_goes_on_from(three):
     assert shown.code == 0 and "newest: the run goes on from it" in shown.words
     assert "1 older ones were removed" in shown.words and BARRIER not in shown.words
     assert "--checkpoint STEP (STEP is one of 2, 3)" in shown.words
-    assert [each["standing"] for each in listed.values()] == ["older", "kept", "newest"]
+    assert [each["status"] for each in listed.values()] == ["older", "kept", "newest"]
     assert listed[path_of(1)]["is_in_store"] is False and not any(BARRIER in path for path in listed)
     newest = listed[path_of(3)]
     assert (newest["step"], newest["line"], newest["groups"], newest["is_complete"], newest["num_bytes"]) == (
@@ -71,7 +71,7 @@ def test_list_tells_a_late_writer_from_a_lost_journal(three):
     three.journal(claimed(2), claimed(3), held(3, "they are unexplained"))
 
     found = three.listed()
-    assert {path: found[path]["standing"] for path in list(found)[3:]} == {
+    assert {path: found[path]["status"] for path in list(found)[3:]} == {
         path_of(4, 2, "late"): "late",
         path_of(5, 3, "new"): "uncommitted",
         path_of(6, 3, "lost"): "unexplained",
@@ -87,7 +87,7 @@ def test_list_follows_a_rollback(three):
     lost = three.write(6, 1, "lost", nonce="gone")
     three.journal(claimed(2), rolled_back(2, 2, path_of(2), lost))
 
-    assert standings(three) == {
+    assert statuses(three) == {
         path_of(1): "older", path_of(2): "newest", path_of(3): "rolled back", lost: "passed over",
     }  # fmt: skip
     assert "(STEP is one of 2)" in command("checkpoints", "list", RUN).words
@@ -100,11 +100,11 @@ def test_list_of_a_run_of_an_earlier_release(place):
     message = to_message(StepsCommitted(run=RUN, step=1, line=1, checkpoint=one, groups=("a",)))
     former = replace(message, subject=f"sf.{RUN}.ev.step.1.committed", expected_subject=None)
     place.do(lambda client: client.bus.publish(former))
-    assert standings(place) == {one: "kept", two: "newest"}
+    assert statuses(place) == {one: "kept", two: "newest"}
 
     place.write(2, 2)
     place.journal(claimed(2), committed(2, 2, "b"))
-    assert standings(place) == {one: "kept", path_of(2, 2): "newest", two: "late"}
+    assert statuses(place) == {one: "kept", path_of(2, 2): "newest", two: "late"}
 
 
 def test_a_kept_checkpoint_that_is_not_there_is_seen(three):

@@ -8,8 +8,8 @@ import pytest
 
 from seamlessflow.blobs import Store
 from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.cli.going_on import request_resume
 from seamlessflow.cli.place import Folder
+from seamlessflow.cli.resume_request import request_resume
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import ResumeRequested, RunEnded, RunPhase, RunState, StepTaken

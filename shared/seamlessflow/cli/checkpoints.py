@@ -18,7 +18,7 @@ from ..errors import Unavailable, WrongBytes
 from ..secrecy import without_password
 from ..weights.downloads import check_in_store
 from ..weights.stored import StoredFile
-from .checkpoints_found import COUNTING, FoundCheckpoints, ListedCheckpoint, Standing, find_checkpoints, look_again
+from .checkpoints_found import COUNTING, CheckpointStatus, FoundCheckpoints, ListedCheckpoint, find_checkpoints, look_again
 from .interrupt import run_to_end
 from .options import NatsUrl, RunArgument, StoreUrl, program
 from .screen import make_console
@@ -30,15 +30,15 @@ app = typer.Typer(no_args_is_help=True, help="The checkpoints of a run, which it
 StepArgument = Annotated[int | None, typer.Argument(min=0, help="Default: all that the run may go on from.")]
 
 WORDS = {
-    Standing.NEWEST: "newest: the run goes on from it",
-    Standing.KEPT: "kept",
-    Standing.OLDER: "older: the next commit removes it",
-    Standing.ROLLED_BACK: "rolled back",
-    Standing.UNCOMMITTED: "not committed: being written, or its writer died",
-    Standing.LATE: "not named by the journal: of a late writer, the next commit removes it",
-    Standing.UNEXPLAINED: "UNEXPLAINED: the journal does not hold its claim, or the checkpoint before it",
-    Standing.PASSED_OVER: "not named by the journal: a rollback passed over it",
-    Standing.UNKNOWN: "whether it counts is in the journal: give --nats URL",
+    CheckpointStatus.NEWEST: "newest: the run goes on from it",
+    CheckpointStatus.KEPT: "kept",
+    CheckpointStatus.OLDER: "older: the next commit removes it",
+    CheckpointStatus.ROLLED_BACK: "rolled back",
+    CheckpointStatus.UNCOMMITTED: "not committed: being written, or its writer died",
+    CheckpointStatus.LATE: "not named by the journal: of a late writer, the next commit removes it",
+    CheckpointStatus.UNEXPLAINED: "UNEXPLAINED: the journal does not hold its claim, or the checkpoint before it",
+    CheckpointStatus.PASSED_OVER: "not named by the journal: a rollback passed over it",
+    CheckpointStatus.UNKNOWN: "whether it counts is in the journal: give --nats URL",
 }
 
 
@@ -76,7 +76,7 @@ def verify(run: RunArgument, step: StepArgument = None, nats: NatsUrl = None, st
 
 def checkpoints_table(found: FoundCheckpoints) -> Table:
     """One row a checkpoint; older ones that the trainer removed are counted below."""
-    removed = [each for each in found.listed if each.standing is Standing.OLDER and each.in_store is None]
+    removed = [each for each in found.listed if each.status is CheckpointStatus.OLDER and each.in_store is None]
     caption = f"{len(removed)} older ones were removed as newer ones were committed" if removed else None
     table = Table(title=f"checkpoints of {escape(found.run)}", caption=caption)
     for column in ("step", "line", "committed", "groups", "bytes", "complete", ""):
@@ -86,7 +86,7 @@ def checkpoints_table(found: FoundCheckpoints) -> Table:
         if each in removed:
             continue
         commit = each.commit
-        is_wrong = each.standing is Standing.UNEXPLAINED or (each.standing in COUNTING and bool(each.fault))
+        is_wrong = each.status is CheckpointStatus.UNEXPLAINED or (each.status in COUNTING and bool(each.fault))
         table.add_row(
             str(each.step),
             "" if each.line is None else str(each.line),
@@ -102,8 +102,8 @@ def checkpoints_table(found: FoundCheckpoints) -> Table:
 
 def notes(each: ListedCheckpoint) -> str:
     """What there is to tell of a checkpoint."""
-    words = WORDS[each.standing]
-    if each.standing in COUNTING and each.fault:
+    words = WORDS[each.status]
+    if each.status in COUNTING and each.fault:
         return f"{words}, and {each.fault}"
     return f"{words}, and removed" if each.in_store is None else words
 
@@ -124,7 +124,7 @@ def list_json(found: FoundCheckpoints) -> dict[str, object]:
                 "committed_at": None if each.commit is None else each.commit.time,
                 "groups": None if each.commit is None else list(each.commit.groups),
                 "num_bytes": each.num_bytes,
-                "standing": each.standing.value,
+                "status": each.status.value,
                 "is_in_store": each.in_store is not None,
                 "is_complete": each.is_complete,
                 "fault": each.fault,
@@ -166,7 +166,7 @@ async def verify_checkpoints(found: FoundCheckpoints, step: int | None, console:
 
 
 def _fault_of(store: Store, path: str, file: StoredFile) -> str:
-    """What is wrong with a file, which several reads agree on; empty: nothing. Raises Unavailable where the store is away."""
+    """What several reads in a row find wrong with a file; empty: nothing. Raises Unavailable where the store is away."""
     fault = ""
     for _ in range(READS_THAT_AGREE):
         fault = _read_once(store, path, file)
@@ -195,7 +195,7 @@ def _read_once(store: Store, path: str, file: StoredFile) -> str:
 async def _is_gone(found: FoundCheckpoints, each: ListedCheckpoint) -> bool:
     """Whether it was removed as the run went on: that is no fault."""
     now = {one.path: one for one in (await look_again(found)).listed}
-    return each.path not in now or (now[each.path].in_store is None and now[each.path].standing not in COUNTING)
+    return each.path not in now or (now[each.path].in_store is None and now[each.path].status not in COUNTING)
 
 
 def _print_advice(found: FoundCheckpoints, usable: list[ListedCheckpoint], console: Console) -> None:

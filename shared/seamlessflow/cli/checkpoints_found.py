@@ -20,7 +20,7 @@ from .submit import require_run
 from .weights_found import beside, has_server, store_at
 
 
-class Standing(StrEnum):
+class CheckpointStatus(StrEnum):
     """What a checkpoint is to its run."""
 
     NEWEST = "newest"
@@ -43,7 +43,7 @@ class Standing(StrEnum):
     """Without a server nothing tells."""
 
 
-COUNTING = (Standing.NEWEST, Standing.KEPT)
+COUNTING = (CheckpointStatus.NEWEST, CheckpointStatus.KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ListedCheckpoint:
     step: int
     line: int | None
     """None: of an earlier release."""
-    standing: Standing
+    status: CheckpointStatus
     commit: Commit | None
     """That named it first. None: the journal does not."""
     in_store: InStore | None
@@ -108,7 +108,7 @@ class FoundCheckpoints:
         """Those that training may go on from; without a server all that are complete."""
         if self.client is None:
             return [each for each in self.listed if each.is_complete]
-        return [each for each in self.listed if each.standing in COUNTING]
+        return [each for each in self.listed if each.status in COUNTING]
 
     def of_step(self, step: int) -> ListedCheckpoint:
         """The newest one of a step that counts, or else that is there. Raises ConfigError, naming the steps there are."""
@@ -116,7 +116,7 @@ class FoundCheckpoints:
         if not of_step:
             there = ", ".join(str(each) for each in sorted({each.step for each in self.wanted}))
             raise ConfigError(f"there is no checkpoint of step {step} (any more); there are: {there or 'none'}")
-        return max(of_step, key=lambda each: (each.standing in COUNTING, each.commit is not None))
+        return max(of_step, key=lambda each: (each.status in COUNTING, each.commit is not None))
 
 
 @asynccontextmanager
@@ -178,15 +178,15 @@ def _named(history: CommitHistory, keep: int, there: Mapping[str, InStore]) -> l
     surviving, kept = {commit.checkpoint for commit in history.surviving}, set(history.kept(keep))
     newest = _newest(history, there)
 
-    def standing(path: str) -> Standing:
+    def status(path: str) -> CheckpointStatus:
         if path == newest:
-            return Standing.NEWEST
+            return CheckpointStatus.NEWEST
         if path not in surviving:
-            return Standing.ROLLED_BACK
-        return Standing.KEPT if path in kept else Standing.OLDER
+            return CheckpointStatus.ROLLED_BACK
+        return CheckpointStatus.KEPT if path in kept else CheckpointStatus.OLDER
 
     return [
-        ListedCheckpoint(path, commit.step, commit.line if commit.has_claim else None, standing(path), commit, there.get(path))
+        ListedCheckpoint(path, commit.step, commit.line if commit.has_claim else None, status(path), commit, there.get(path))
         for path, commit in first.items()
     ]
 
@@ -204,23 +204,23 @@ def _unnamed(history: CommitHistory, there: Mapping[str, InStore], *, has_journa
     named = {commit.checkpoint for commit in history.named}
     newest = _newest(history, there) if has_journal else None
 
-    def standing(path: str, folder: InStore) -> Standing:
+    def status(path: str, folder: InStore) -> CheckpointStatus:
         line, checkpoint = _line(path), folder.checkpoint
         if not has_journal:
-            return Standing.UNKNOWN
+            return CheckpointStatus.UNKNOWN
         if path == newest:
-            return Standing.NEWEST
+            return CheckpointStatus.NEWEST
         if history.passes_over(path):
-            return Standing.PASSED_OVER
+            return CheckpointStatus.PASSED_OVER
         if line is None:  # of an earlier release, under which one of the highest step is taken whether or not it is named
-            return Standing.LATE
+            return CheckpointStatus.LATE
         if checkpoint is not None and not history.knows(nonce=checkpoint.nonce, predecessor=checkpoint.predecessor):
-            return Standing.UNEXPLAINED
+            return CheckpointStatus.UNEXPLAINED
         is_newest_line = history.claim is not None and line >= history.claim.line
-        return Standing.UNCOMMITTED if is_newest_line else Standing.LATE
+        return CheckpointStatus.UNCOMMITTED if is_newest_line else CheckpointStatus.LATE
 
     return [
-        ListedCheckpoint(path, _step(path), _line(path), standing(path, folder), None, folder)
+        ListedCheckpoint(path, _step(path), _line(path), status(path, folder), None, folder)
         for path, folder in there.items()
         if path not in named
     ]

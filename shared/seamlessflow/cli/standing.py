@@ -1,6 +1,6 @@
 """Where a run stands, in words: queued, running, held, suspended, ended or refused.
 
-The journal alone cannot tell: the dead say nothing. Whether the run is held it does tell, before any scheduler.
+The journal does not show that services are gone. It does show a hold, even without a scheduler.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from ..client import CONNECT_SECONDS, Client
 from ..contracts.base import RunName
 from ..errors import ConfigError
 from ..run_config import RunConfig, load_run_config
-from .going_on import request_resume
 from .interrupt import EXIT_CODE
 from .job import CONFIG_FILE, Job
 from .options import NatsUrl, Slices, StoreUrl
 from .place import RUNS, Address, Folder, address_of
+from .resume_request import request_resume
 from .screen import make_console
 from .up import running_server, running_services
 

@@ -1,4 +1,4 @@
-"""Steps, groups and weights: what the trainer publishes, and the claims that say whose commits count."""
+"""Steps, groups and weights: what the trainer publishes, and the claims that fence commits."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class StepTaken(Event):
 class TrainerClaimed(Event):
     """A life of the trainer, or a scheduler that closes the run, took over the run's commits.
 
-    Appended with the expected last sequence of the subject that it shares with StepsCommitted and RolledBack: whoever
-    claimed earlier cannot commit, drop a group or end the training any more.
+    Appended with the expected last sequence of the subject that it shares with StepsCommitted and RolledBack. Earlier claims
+    can no longer commit, drop a group or end the training.
     """
 
     line: int
@@ -88,7 +88,7 @@ class TrainedGroup(Record):
 
 
 class GroupTrained(Event):
-    """The group was part of a committed step. A group is closed exactly once."""
+    """The group was part of a committed step. The first closing of a group counts."""
 
     group: Token
     step: int
@@ -96,7 +96,7 @@ class GroupTrained(Event):
 
 
 class GroupDropped(Event):
-    """The group will not be trained. A group is closed exactly once."""
+    """The group will not be trained. The first closing of a group counts."""
 
     group: Token
     reason: DropReason

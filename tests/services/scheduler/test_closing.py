@@ -7,16 +7,21 @@ after the claim                    nothing: the server refuses the commit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import scheduler_bench
 from rhythm_builders import kinds, told
 from scheduler_bench import Bench, until
 from scheduler_world import RUN, config, tasks
 
+from seamlessflow.blobs import Store
+from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
     EpisodeOpened,
+    EpisodeTokens,
     Event,
     GroupAdmitted,
     GroupDropped,
@@ -34,8 +39,9 @@ from seamlessflow.contracts import (
     TrainerStarted,
     TrainingEnded,
 )
-from seamlessflow.errors import Superseded
+from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim
+from services.scheduler.conductor import Conductor
 from services.scheduler.progress import Progress
 from services.scheduler.rhythm import Observation, admission_bound, decide
 
@@ -253,3 +259,82 @@ def test_a_stop_does_not_wait_for_a_trainer_that_cannot_begin():
     assert progress.is_joining
     assert decide(progress) == []
     assert kinds(decide(progress, Observation(trainer_gone=True))) == ["RunEnded"]
+
+
+class LosesReads(MemoryBus):
+    """Reads of claims and commits fail so many times, as with a store that is away."""
+
+    failures = 0
+
+    async def read(self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False):
+        if LosesReads.failures and any(each.endswith("training.commits") for each in filters) and len(filters) < 9:
+            LosesReads.failures -= 1
+            raise Unavailable("the store is away")
+        async for record in super().read(stream, filters=filters, start_seq=start_seq, follow=follow):
+            yield record
+
+
+async def test_a_closing_that_fails_halfway_goes_on_under_the_same_claim(bench: Bench, monkeypatch):
+    """A store that is away for a while costs time, and no further claims."""
+    monkeypatch.setattr(scheduler_bench, "MemoryBus", LosesReads)
+    LosesReads.failures = 0
+    await begun(bench, trainer_away_seconds=0.1)
+    LosesReads.failures = 5
+    await bench.vanish("gpu", "trainer")
+    await bench.speaker.say(RunStopRequested(run=RUN))
+
+    assert (await bench.until_ended()).reason == "stopped"
+    assert LosesReads.failures == 0
+    assert len([each for each in await bench.events(RUN, TrainerClaimed) if each.closes]) == 1
+
+
+async def test_a_commit_that_cannot_be_read_keeps_no_run_from_its_end(bench: Bench, tmp_path):
+    """Its account is gone from the store: whoever reads the journal passes over it, and its group is dropped with the run."""
+    rival = await begun(bench, trainer_away_seconds=0.1)
+    episodes = tuple(EpisodeTokens(episode=f"e{number}-{'x' * 60}", trained=1) for number in range(2000))
+    large = committed(1, "g-t0", line=rival.claim.line, nonce=rival.claim.nonce)
+    await rival.claim.append(large.model_copy(update={"account": (TrainedGroup(group="g-t0", step=1, episodes=episodes),)}))
+    Store(bench.store_url).remove_folder(f"{RUN}/blobs")
+    await bench.vanish("gpu", "trainer")
+    await bench.speaker.say(RunStopRequested(run=RUN))
+
+    assert (await bench.until_ended()).reason == "stopped"
+    assert len([each for each in await bench.events(RUN, TrainerClaimed) if each.closes]) == 1
+
+
+async def test_a_run_that_no_trainer_ever_began_is_claimed_before_it_ends(bench: Bench):
+    """One that starts at that very moment stays out."""
+    await bench.start()
+    await bench.announce()
+    await bench.request()
+    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.until_ended()
+
+    (closing,) = await bench.events(RUN, TrainerClaimed)
+    assert (closing.closes, closing.line) == (True, 1)
+    with pytest.raises(Superseded, match="is being closed"):
+        await Rival(bench).begins()
+
+
+async def test_a_trainer_that_cannot_go_on_is_closed_behind_like_any_other(bench: Bench):
+    """Its failure is how the run ends."""
+    rival = await begun(bench)
+    nonce = rival.claim.nonce
+    await rival.claim.append(TrainingEnded(run=RUN, step=0, weights_version=0, failure="trainer: no model", nonce=nonce))
+
+    ended = await bench.until_ended()
+    assert (ended.reason, ended.steps) == ("trainer: no model", 0)
+    assert ended.nonce == (await bench.events(RUN, TrainerClaimed))[-1].nonce != nonce
+
+
+async def test_a_scheduler_that_may_not_lead_any_more_closes_no_run(bench: Bench):
+    """It stood still, and judged the trainer by a clock that went on: another one may lead by now."""
+    await begun(bench)
+    conductor = Conductor(bench.running[0][2], RUN, config(), lambda: None, may_lead=lambda: False)
+    await conductor.fold()
+    conductor.progress.apply(RunStopRequested(run=RUN))
+    conductor.seen = Observation(trainer_gone=True)
+
+    with pytest.raises(Unavailable, match="another scheduler may lead"):
+        await conductor._say_slice()
+    assert not [each for each in await bench.events(RUN, TrainerClaimed) if each.closes]
