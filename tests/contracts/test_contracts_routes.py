@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from seamlessflow.bus.subjects import matches
 from seamlessflow.bus.subjects import overlaps as patterns_overlap
-from seamlessflow.contracts import Service
+from seamlessflow.contracts import Service, TrainerClaimed
 from seamlessflow.contracts.addresses import (
+    claim_of_commit,
     events_on,
+    kind_of_id,
     kinds_on,
     message_id_of,
     placeholders,
@@ -183,3 +186,20 @@ def test_no_subject_is_written_anywhere_but_in_the_table():
 
     assert not found
     assert literal_subjects('f"sf.{run}.x"') == [1]
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.claimed is not None], ids=by_name)
+def test_what_needs_a_claim_is_published_by_one(route):
+    """No service publishes it as it publishes everything else, without a comparison."""
+    without_claim = re.compile(rf"\.say\(\s*(?:\w+\.)?{route.event.__name__}\(")
+    modules = [path for folder in ("services", "shared") for path in (ROOT / folder).rglob("*.py")]
+
+    assert not [str(path) for path in modules if without_claim.search(path.read_text())]
+
+
+@pytest.mark.parametrize("event", EXAMPLES, ids=by_name)
+def test_the_id_of_a_commit_tells_whose_it_is(event):
+    """On the subject of commits an id ends in line and nonce; every id tells its kind."""
+    assert kind_of_id(message_id_of(event)) is type(event)
+    if BY_EVENT[type(event)].subject == BY_EVENT[TrainerClaimed].subject:
+        assert claim_of_commit(message_id_of(event)) == (event.line, event.nonce)
