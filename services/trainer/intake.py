@@ -58,7 +58,7 @@ class Intake:
             await self._take_in(delivery)
         except Superseded as wrong:  # the training ends by that, and hands back what is held
             log.warning("samples.handed_back", subject=delivery.subject, reason=str(wrong))
-            await delivery.nak()
+            await delivery.nak(RETRY_SECONDS)
 
     async def _take_in(self, delivery: Delivery) -> None:
         self.held.hold(UNREAD, delivery)

@@ -18,10 +18,12 @@ import structlog
 
 from seamlessflow.codec import unpack_record
 from seamlessflow.commit_history import CommitHistory
-from seamlessflow.contracts import Lease, ResumeRequested
+from seamlessflow.contracts import Event, Lease, ResumeRequested, RunEnded, RunHeld
+from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import LEASES_BUCKET
+from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Superseded
-from seamlessflow.runtime import CommitClaim, Context, read_commits
+from seamlessflow.runtime import CommitClaim, Context
 
 log = structlog.get_logger()
 
@@ -80,7 +82,15 @@ async def _until(context: Context, run: str, holds: Callable[[], Awaitable[bool]
 
 
 async def _is_answered(context: Context, run: str) -> bool:
-    return (await read_commits(context.bus, context.speaker, run)).held is None
+    """By places in the journal alone: what cannot be read may be why the run is held."""
+    held, resumed, ended = [await _seq_of(context, run, kind) for kind in (RunHeld, ResumeRequested, RunEnded)]
+    return max(resumed, ended) >= held
+
+
+async def _seq_of(context: Context, run: str, kind: type[Event]) -> int:
+    """Of the last event of a kind; 0: there is none."""
+    record = await context.bus.last(journal(run), subject_filter(kind, run=run))
+    return 0 if record is None else record.seq
 
 
 async def is_named(context: Context, run: str) -> bool:
@@ -90,8 +100,24 @@ async def is_named(context: Context, run: str) -> bool:
     return lease is not None and lease.run == run and lease.trainer
 
 
+async def whether_named(context: Context, run: str) -> bool:
+    """``is_named``, asked again while the server does not answer."""
+    while True:
+        try:
+            return await is_named(context, run)
+        except BusClosed:
+            raise
+        except SeamlessFlowError as wrong:
+            log.warning("run.unseen", run=run, reason=str(wrong))
+            await asyncio.sleep(LOOK_SECONDS)
+
+
 async def pause_seconds(claim: CommitClaim) -> float:
     """Seconds to wait before this process exits. They grow with the claims of the last minute, so that two processes of one
     name do not take the run from each other for ever."""
-    recent = await claim.num_recent_claims(CONTENTION_SECONDS)
+    try:
+        recent = await claim.num_recent_claims(CONTENTION_SECONDS)
+    except SeamlessFlowError as wrong:
+        log.warning("claims.uncounted", reason=str(wrong))
+        return LONGEST_PAUSE_SECONDS
     return float(min(LONGEST_PAUSE_SECONDS, 2 ** max(0, recent - 2) - 1))

@@ -134,6 +134,7 @@ class WeightsPublisher:
         version = published.weights_version
         first = await self._speaker.first(WeightsPublished, self._run, weights_version=version)
         if first is None or first.path != published.path:
+            await self._claim.check()
             raise Refused(f"weights version {version} of run {self._run} was published by another trainer; this one stops")
 
     def _write(self, path: str, files: WritesFiles) -> tuple[int, bool]:
@@ -144,20 +145,26 @@ class WeightsPublisher:
         return publish_folder(self._store, path, contents, files.facts, read_back=(DELTA_FILE,)), is_full
 
     async def _move_head(self, head: WeightsHead) -> None:
+        """Raises Superseded; Refused where an earlier release's trainer moved it, which claims nothing."""
         bucket, value = await self._bus.kv(WEIGHTS_BUCKET), pack_record(head)
-        try:
-            if self._revision is None:
-                self._revision = await bucket.create(self._run, value)
-            else:
-                self._revision = await bucket.update(self._run, value, self._revision)
-        except SequenceMismatch as wrong:
-            entry = await bucket.get(self._run)
-            if entry is not None and entry.value == value:
-                self._revision = entry.revision  # only our acknowledgement was lost
-            elif entry is not None and _version_of(entry.value) < head.weights_version:
-                self._revision = await bucket.update(self._run, value, entry.revision)
-            else:
-                raise Refused(f"the weights' head of run {self._run} was moved by another trainer; this one stops") from wrong
+        while True:
+            try:
+                if self._revision is None:
+                    self._revision = await bucket.create(self._run, value)
+                else:
+                    self._revision = await bucket.update(self._run, value, self._revision)
+                return
+            except SequenceMismatch as wrong:
+                entry = await bucket.get(self._run)
+                if entry is not None and entry.value == value:
+                    self._revision = entry.revision  # only our acknowledgement was lost
+                    return
+                if entry is None or _version_of(entry.value) >= head.weights_version:
+                    await self._claim.check()
+                    raise Refused(
+                        f"the weights' head of run {self._run} was moved by another trainer; this one stops"
+                    ) from wrong
+                self._revision = entry.revision
 
     async def is_wanted_now(self) -> bool:
         """Whether somebody cannot have the newest version, so that it should be published once more, in full, at once."""

@@ -15,6 +15,7 @@ lost at any line: committed steps are in a checkpoint, and the samples of all ot
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ from .device_turn import DeviceTurn
 from .groups import GroupBook
 from .intake import Intake
 from .joining import Joined, join_run
-from .living import RollbackWanted, is_named, pause_seconds, until_answered, until_named, until_superseded
+from .living import RollbackWanted, pause_seconds, until_answered, until_named, until_superseded, whether_named
 from .restoring import Held
 from .saying import cannot_begin, say_state
 from .standing import step_to_keep
@@ -63,7 +64,7 @@ class Training:
         self._context, self._settings, self.run_name, self._device = context, settings, run, device
         self._build = build
         self._leaving = asyncio.Event()
-        self._has_given_up = False
+        self._has_given_up = self._is_dismissed = False
         self._is_held = False
         """The last line did not begin, and a person has to decide before the next one."""
         self._watch: asyncio.Task[None] | None = None
@@ -78,6 +79,10 @@ class Training:
 
     def give_up(self) -> None:
         """Nothing further is worth waiting for: a step or a checkpoint being written ends soon. Cancel ``run`` then."""
+        self._is_dismissed = True
+        self._abandon_line()
+
+    def _abandon_line(self) -> None:
         self._has_given_up = True  # what wakes up before it is cancelled must not take this for an orderly end
         if self._line is not None:
             self._line.stepping.stop()
@@ -88,28 +93,36 @@ class Training:
 
         Raises Superseded where another claim is newer although our lease names us.
         """
-        while not self._leaving.is_set():
-            try:
-                await self._one_line()
-            except RollbackWanted as wanted:
-                log.warning("training.rolls_back", run=self.run_name, reason=str(wanted))
-            except Superseded as wrong:
-                if wrong.is_closing:
+        while not (self._leaving.is_set() or self._is_dismissed):
+            ended_by = await self._one_line()
+            if self._is_dismissed:  # a group of tasks that fails at the moment of our cancellation swallows it
+                return
+            if isinstance(ended_by, RollbackWanted):
+                log.warning("training.rolls_back", run=self.run_name, reason=str(ended_by))
+            elif ended_by is not None:
+                if ended_by.is_closing:
                     self._say_state("the run is being closed")
                     return
-                await self._superseded(wrong)
-            else:
-                if not self._is_held:
-                    return
+                await self._superseded(ended_by)
+            elif self._is_held:
                 await until_answered(self._context, self.run_name)
+            else:
+                return
             self._has_given_up = False
+            gc.collect()  # the last learner may be in a cycle with what ended its line, and the next one needs the room
 
-    async def _one_line(self) -> None:
-        """Join, train, end; then stay and acknowledge what still comes."""
+    async def _one_line(self) -> Superseded | RollbackWanted | None:
+        """Join, train, end; then stay and acknowledge what still comes. Returns what ended the line early.
+
+        Returned, not raised: a traceback would keep the line's learner beside the next one.
+        """
         self._is_held = False
-        config = await self._until_started()
-        if config is not None and (joined := await self._join(config)) is not None:
-            await self._train(config, joined)
+        try:
+            config = await self._until_started()
+            joined = None if config is None else await self._join(config)
+            return None if config is None or joined is None else await self._train(config, joined)
+        except Superseded as wrong:
+            return Superseded(str(wrong), is_closing=wrong.is_closing)
 
     async def _until_started(self) -> RunConfig | None:
         """The run's document, once there is one. None: training is over, or held, which a claim would only disturb."""
@@ -145,11 +158,11 @@ class Training:
         return joined
 
     def _not_begun(self, history: CommitHistory) -> None:
-        self._is_held = history.held is not None and not history.is_over
+        self._is_held = not history.is_over  # a hold may be answered since it was seen
         log.info("training.not_begun", run=self.run_name, held=self._is_held)
         self._say_state("held: a person has to decide" if self._is_held else "training is over")
 
-    async def _train(self, config: RunConfig, joined: Joined) -> None:
+    async def _train(self, config: RunConfig, joined: Joined) -> Superseded | RollbackWanted | None:
         """From the first sample to the last acknowledgement."""
         self._line = line = self._begin(config, joined)
         queue, name = queue_stream(Service.TRAINER, self.run_name), consumer_name(Service.TRAINER)
@@ -158,33 +171,35 @@ class Training:
         try:
             async with asyncio.TaskGroup() as tasks:
                 pings = tasks.create_task(line.intake.held.keep_alive())
-                self._watch = tasks.create_task(self._end_with_claim(joined))
+                watch: asyncio.Task[None] = tasks.create_task(self._end_with_claim(joined))
+                self._watch = watch
                 await self._live(line, config, tasks)
-                for task in (pings, self._watch):
+                for task in (pings, watch):
                     task.cancel()
         except* (Superseded, RollbackWanted) as wrong:
-            ended_by = _first(wrong)
+            ended_by = _retold(wrong)
         finally:
             await subscription.leave()
             await line.intake.held.hand_back_all()
-        if ended_by is not None:
             self._line = None
-            raise ended_by
+            self._watch = None  # a task that failed keeps its frames, and with them the learner
+        _forget_cancellations()
+        return ended_by
 
     async def _end_with_claim(self, joined: Joined) -> None:
         """The line ends early: what it did since its last commit counts for nothing, and what it holds is for the next one."""
         try:
             await until_superseded(self._context, self.run_name, joined.claim, joined.history)
         except (Superseded, RollbackWanted):
-            self.give_up()
+            self._abandon_line()
             raise
 
     async def _superseded(self, wrong: Superseded) -> None:
-        """Everything is handed back. Returns once our lease names us again after it did not; raises where it never stopped."""
+        """Everything is handed back. Returns once a lease names us again; raises where the one that stands does."""
         context, run = self._context, self.run_name
         if self._leaving.is_set():
             return
-        if not await is_named(context, run):
+        if not await whether_named(context, run):
             log.info("training.superseded", run=run, reason=str(wrong))
             self._say_state("another trainer has the run")
             await until_named(context, run)
@@ -271,10 +286,19 @@ class Training:
         say_state(self._context, self.run_name, state)
 
 
-def _first(wrong: BaseExceptionGroup[Superseded | RollbackWanted]) -> Superseded | RollbackWanted:
-    """Of several that say the same, one."""
+def _forget_cancellations() -> None:
+    """A group of tasks that failed may leave its own request behind (Python 3.11 and 3.12), and the next group takes it for
+    another's."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+
+
+def _retold(wrong: BaseExceptionGroup[Superseded | RollbackWanted]) -> Superseded | RollbackWanted:
+    """Of several that tell the same, one, without its traceback."""
     each: BaseException = wrong
     while isinstance(each, BaseExceptionGroup):
         each = each.exceptions[0]
-    assert isinstance(each, Superseded | RollbackWanted)
-    return each
+    if isinstance(each, Superseded):
+        return Superseded(str(each), is_closing=each.is_closing)
+    return RollbackWanted(str(each))

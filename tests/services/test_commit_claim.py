@@ -154,3 +154,18 @@ async def test_of_two_claims_that_got_the_same_place_only_the_one_in_the_journal
     history = await read_commits(after, speakers[1], RUN)
     assert history.newest is None and [claim.nonce for claim in history.claims] == [kept.nonce]
     assert len(await speakers[1].all_on(TrainerClaimed, RUN)) == 2
+
+
+async def test_a_claim_that_was_lost_stays_lost_and_tells_how(bus: Bus, speaker: Speaker):
+    """Each later use gives the same answer, also that the run is being closed, until the claim is taken anew."""
+    claim, closing = claim_of(bus, speaker), claim_of(bus, speaker, "scheduler")
+    await claim.take()
+    await closing.take(closes=True)
+    told = []
+    for use in (claim.append(dropped(claim, "g")), claim.append(committed(claim, 1)), claim.check()):
+        with pytest.raises(Superseded) as refused:
+            await use
+        told.append((str(refused.value), refused.value.is_closing))
+
+    assert len(set(told)) == 1 and told[0][1]
+    assert not claim.is_held and closing.is_held

@@ -6,7 +6,8 @@ The claim's own sequence is the fence; after a commit it is the commit's. A refu
 may be stored and its acknowledgement lost: the newest message on the subject names the owner of the run, by its id alone.
 
 A server that loses the end of its journal (power loss) gives a sequence away twice, and two claims may then have the same one.
-So a commit is confirmed after its append: between the fence before and itself nothing but ours may be on the subject.
+So each append is confirmed: between the fence before and a commit nothing but ours may be on the subject, and after any
+other append its newest message must be ours.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class CommitClaim:
         self._turn = asyncio.Lock()
         self.lost = asyncio.Event()
         """Set once it was seen that another claim is newer; only another ``take`` makes it good again."""
+        self._loss, self._is_closing = "", False
+        """How it was lost, and whether to a scheduler that closes the run."""
         self.nonce = ""
         self.line = 0
 
@@ -105,7 +108,8 @@ class CommitClaim:
     async def append(self, event: Event) -> None:
         """Store an event that only the newest claim may publish, as its ``nonce`` says.
 
-        Raises Superseded: ours is not the newest, and nothing was stored that counts.
+        Raises Superseded: ours is not the newest. What was stored all the same counts only if it was the newest then, so
+        nothing may be acknowledged for it.
         """
         async with self._turn:  # a commit moves the fence
             while True:
@@ -120,6 +124,8 @@ class CommitClaim:
             if isinstance(event, CommitSubjectEvent):
                 self._seq = seq
                 await self._confirm(before)
+            else:
+                await self._check("seen after an append")
 
     async def check(self) -> None:
         """Raises Superseded where another claim is newer."""
@@ -138,7 +144,7 @@ class CommitClaim:
 
     def _require_not_lost(self) -> None:
         if self.lost.is_set():
-            raise Superseded(f"the claim of line {self.line} on run {self._run} was lost before; nothing more is stored by it")
+            raise Superseded(self._loss, is_closing=self._is_closing)
 
     async def _check(self, why: str) -> None:
         owner = await self._owner()
@@ -159,11 +165,12 @@ class CommitClaim:
     def _lose(self, owner: _Owner, why: str) -> NoReturn:
         self.lost.set()
         rival = f"that of line {owner.line}" if owner.nonce else "none at all"
-        raise Superseded(
+        self._loss = (
             f"the claim of line {self.line} on run {self._run} is not the newest, which is {rival} ({why}); nothing of it "
-            "counts, and what is held is handed back",
-            is_closing=bool(owner.closing),
+            "counts, and what is held is handed back"
         )
+        self._is_closing = bool(owner.closing)
+        raise Superseded(self._loss, is_closing=self._is_closing)
 
     async def _owner(self) -> _Owner:
         """Whose the run is now, which takes no payload but a claim's own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -21,6 +22,7 @@ from seamlessflow.contracts import Role, StepsCommitted, StepTaken, TrainerClaim
 from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim, DeviceLock
 from services.trainer import living
+from services.trainer.learner import Abandoned, Learner
 from services.trainer.living import LONGEST_PAUSE_SECONDS, pause_seconds
 from services.trainer.publishing import WeightsPublisher
 
@@ -160,3 +162,29 @@ def test_the_process_exits_with_1_and_the_reason(monkeypatch: pytest.MonkeyPatch
         runpy.run_module("services.trainer", run_name="__main__")
 
     assert ended.value.code == "trainer ends: line 2 began"
+
+
+async def test_a_trainer_that_is_sent_away_while_its_line_ends_is_gone(make_world: MakeWorld, monkeypatch) -> None:
+    """The new claim and the new lease are seen in the same second, while a step is in its thread: no other line begins."""
+    world, in_step, go_on = await make_world(steps=3, max_staleness=9), threading.Event(), threading.Event()
+
+    def slow_train(*arguments: object, **options: object) -> None:
+        in_step.set()
+        go_on.wait(20)
+        raise Abandoned("given up")
+
+    monkeypatch.setattr(Learner, "train_parts", slow_train)
+    await world.lease(Role.TRAIN)
+    async with world.trainer():
+        await feed(world, ["g0", "g1"])
+        await asyncio.to_thread(in_step.wait, 20)
+        await claim_of(world).take()
+        await asyncio.sleep(0.2)  # the line ends, and waits for its thread
+        await world.lease(Role.IDLE, trainer=False)
+        await asyncio.sleep(0.2)  # sent away meanwhile
+        go_on.set()
+        await asyncio.sleep(0.3)
+        await world.lease(Role.ROLLOUT)
+        started = await world.hears(TrainerStarted, count=2)
+
+    assert started.line == 3
