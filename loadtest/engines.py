@@ -16,9 +16,9 @@ from pathlib import Path
 from loadtest.report import Figure, arguments, publish
 from seamlessflow.models import make_tiny, resolve_model
 from seamlessflow.settings import Settings
-from services.rollout_worker.engines.base import Engine, SamplingParams
-from services.rollout_worker.engines.continuous import ContinuousBatchingEngine
-from services.rollout_worker.engines.transformers_engine import TransformersEngine
+from seamlessflow_rollout_worker.engines.base import Engine, SamplingParams
+from seamlessflow_rollout_worker.engines.continuous import ContinuousBatchingEngine
+from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 48

@@ -1,7 +1,7 @@
 """Our side: nats-server, trajectory-manager and gateway as they are deployed, each a process, and a player of rollout-workers.
 
 Ours (in the benchmark's process)      the run's streams, its document, its model folder, the manager's lease
-python -m services.trajectory_manager  the real one
+python -m seamlessflow_trajectory_manager  the real one
 python -m loadtest.gateway_ours door   the agent-runner's HTTP server, sessions and call desk, without agents: sessions
                                        are opened as the runner opens them, so many for each line on standard input
 loadtest.gateway_worker                answers every generation at once
@@ -31,10 +31,10 @@ from seamlessflow.run_sections import AgentSection, ModelSection, SamplingSectio
 from seamlessflow.run_training_sections import AlgorithmSection
 from seamlessflow.runtime import Speaker, open_context
 from seamlessflow.weights import model_path, publish_folder
-from services.agent_runner.config import RunnerSettings
-from services.agent_runner.gateway.calls import CallDesk
-from services.agent_runner.gateway.server import Gateway
-from services.agent_runner.gateway.sessions import Sessions
+from seamlessflow_agent_runner.config import RunnerSettings
+from seamlessflow_agent_runner.gateway.calls import CallDesk
+from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.sessions import Sessions
 
 RUN, ENV, TAG, SHARD = "load", "load", "rollout", "0"
 MANAGER_NODE = "load-trees"
@@ -64,7 +64,7 @@ class Ours:
             "SEAMLESSFLOW_NODE": MANAGER_NODE,
         }
         commands = {
-            "manager": ["services.trajectory_manager"],
+            "manager": ["seamlessflow_trajectory_manager"],
             "door": ["loadtest.gateway_ours", "door"],
             "worker": ["loadtest.gateway_worker"],
         }

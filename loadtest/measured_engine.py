@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from services.rollout_worker.engines.base import Chunk, CountsPrefixes, Engine, Finish, KnowsCache, PrefixUse, SamplingParams
+from seamlessflow_rollout_worker.engines.base import (
+    Chunk,
+    CountsPrefixes,
+    Engine,
+    Finish,
+    KnowsCache,
+    PrefixUse,
+    SamplingParams,
+)
 
 
 @dataclass(slots=True)

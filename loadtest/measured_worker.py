@@ -14,10 +14,10 @@ from loadtest.measured_engine import MeasuredEngine
 from seamlessflow.contracts import Service
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import open_context
-from services.rollout_worker.building import build_engine
-from services.rollout_worker.config import WorkerSettings
-from services.rollout_worker.engines.base import Engine
-from services.rollout_worker.service import RolloutWorker
+from seamlessflow_rollout_worker.building import build_engine
+from seamlessflow_rollout_worker.config import WorkerSettings
+from seamlessflow_rollout_worker.engines.base import Engine
+from seamlessflow_rollout_worker.service import RolloutWorker
 
 LOOK_SECONDS = 0.05
 

@@ -36,10 +36,10 @@ from seamlessflow.contracts import (
 from seamlessflow.models.tiny_tokenizer import CHAT_TEMPLATE, make_tiny_tokenizer
 from seamlessflow.runtime import Settling
 from seamlessflow.text.tokenizer import ChatTokenizer
-from services.agent_runner.gateway.digests import digest
-from services.trajectory_manager.manager import Manager
-from services.trajectory_manager.rendering import TemplateRenderer
-from services.trajectory_manager.template import ChatTemplate
+from seamlessflow_agent_runner.gateway.digests import digest
+from seamlessflow_trajectory_manager.manager import Manager
+from seamlessflow_trajectory_manager.rendering import TemplateRenderer
+from seamlessflow_trajectory_manager.template import ChatTemplate
 
 RUN = "trees"
 NOISE_EVERY = 5

@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from services.scheduler.policy.base import TRAIN, Assignment, Demand, Node, rollout, trainer_of
-from services.scheduler.policy.gang import choose_members, steered
+from seamlessflow_scheduler.policy.base import TRAIN, Assignment, Demand, Node, rollout, trainer_of
+from seamlessflow_scheduler.policy.gang import choose_members, steered
 
 from .constants import MAX_STALENESS
 from .simulator import Mode, Scene, simulate

@@ -117,7 +117,7 @@ a scheduler that decides within that time at 1,000 nodes."""
 
 SLOTS = 256
 """Sequences side by side that an engine has room for, and ``fleet.slots`` of a run: vLLM's default ``max_num_seqs``. Where
-fewer contexts fit into its cache a worker takes fewer episodes by itself (``services.rollout_worker.contexts``)."""
+fewer contexts fit into its cache a worker takes fewer episodes by itself (``seamlessflow_rollout_worker.contexts``)."""
 
 LONGEST_CONTEXT = 40_960
 """Of the model as served. Published: 40 K (SkyRL-Agent, arXiv 2511.16108). Only a worker that has seen no episode end makes use
@@ -251,41 +251,44 @@ class Wait:
 
 WAITS = (
     Wait(
-        "services.scheduler.config:SchedulerSettings.tick_seconds",
+        "seamlessflow_scheduler.config:SchedulerSettings.tick_seconds",
         0.5,
         True,
         "set to TICK_SECONDS, at least LEAST_TICK_SECONDS; without that a look in 15 modelled seconds, besides those of events",
     ),
     Wait(
-        "services.scheduler.policy.auto:NOTICE_SECONDS",
+        "seamlessflow_scheduler.policy.auto:NOTICE_SECONDS",
         0.5,
         True,
         "timed_policies; without that each node that joins a gang is called 15 modelled seconds too early: 0.3 % of node time",
     ),
     Wait(
-        "services.scheduler.policy.lending:UNMEASURED_SECONDS",
+        "seamlessflow_scheduler.policy.lending:UNMEASURED_SECONDS",
         2.0,
         True,
         "timed_policies; without that a gang waits up to 180 modelled seconds for its first batches, which warm up",
     ),
     Wait(
-        "services.scheduler.policy.lending:HOLD_SECONDS",
+        "seamlessflow_scheduler.policy.lending:HOLD_SECONDS",
         5.0,
         False,
         "guards against a trainer that does not answer; none: a batch is announced within 0.3 real seconds of its last group",
     ),
     Wait(
-        "services.scheduler.policy.gang:RELEASE_SECONDS",
+        "seamlessflow_scheduler.policy.gang:RELEASE_SECONDS",
         10.0,
         False,
         "guards against a node that does not answer; only under churn: a gang may wait 300 modelled seconds for a dead member",
     ),
-    Wait("services.scheduler.fleet:STUCK_SECONDS", 10.0, False, "guards against a device that is kept; none"),
+    Wait("seamlessflow_scheduler.fleet:STUCK_SECONDS", 10.0, False, "guards against a device that is kept; none"),
     Wait(
-        "services.scheduler.service:LEASES_SECONDS", 3.0, False, "reading again what was read; none while one scheduler leads"
+        "seamlessflow_scheduler.service:LEASES_SECONDS",
+        3.0,
+        False,
+        "reading again; none while one scheduler leads",
     ),
     Wait(
-        "services.scheduler.config:SchedulerSettings.gone_seconds",
+        "seamlessflow_scheduler.config:SchedulerSettings.gone_seconds",
         10.0,
         False,
         "only under churn: a dead node keeps its roles for this and PRESENCE_TTL_SECONDS, so 15 real seconds of each death are "
@@ -301,9 +304,9 @@ WAITS = (
         False,
         "only under churn: what a dead worker had is gone on with after so long; its episodes are 300 modelled seconds later",
     ),
-    Wait("services.rollout_worker.weights:POLL_SECONDS", 0.5, False, "only where a hint was lost; none seen"),
+    Wait("seamlessflow_rollout_worker.weights:POLL_SECONDS", 0.5, False, "only where a hint was lost; none seen"),
     Wait(
-        "services.rollout_worker.sampling:LATER_SECONDS",
+        "seamlessflow_rollout_worker.sampling:LATER_SECONDS",
         0.5,
         False,
         "only where a turn is asked for before its parent is stored: 5 modelled seconds of one agent; none seen",

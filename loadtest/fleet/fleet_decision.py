@@ -39,8 +39,8 @@ from seamlessflow.contracts import (
     TrainerStarted,
 )
 from seamlessflow.runtime import Settling
-from services.scheduler.conductor import SLICE
-from services.scheduler.plan import Plan
+from seamlessflow_scheduler.conductor import SLICE
+from seamlessflow_scheduler.plan import Plan
 
 from .constants import MAX_STALENESS
 from .cost import cost_of

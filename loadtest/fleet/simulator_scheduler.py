@@ -1,7 +1,7 @@
 """The scheduler's own pure code in virtual time: progress, rhythm, measures and plan, fed with events instead of a bus.
 
-What ``services.scheduler.conductor`` and ``service`` do with a bus in between: take an event in, say what is due, look at the
-fleet, write the leases that changed. No decision is made here.
+What ``seamlessflow_scheduler.conductor`` and ``service`` do with a bus in between: take an event in, say what is due, look at
+the fleet, write the leases that changed. No decision is made here.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 
 from seamlessflow.contracts import EpisodeOpened, Event, Lease, NodeStatus, Service, TaskSubmitted
 from seamlessflow.run_config import RunConfig
-from services.scheduler.demand import demand_of
-from services.scheduler.fleet import Fleet, HeldLease
-from services.scheduler.lease_book import next_lease, role_assigned
-from services.scheduler.measures import Measures
-from services.scheduler.plan import Plan, next_plan
-from services.scheduler.policy import Assignment, Demand, Node
-from services.scheduler.progress import Progress, holding
-from services.scheduler.rhythm import decide
+from seamlessflow_scheduler.demand import demand_of
+from seamlessflow_scheduler.fleet import Fleet, HeldLease
+from seamlessflow_scheduler.lease_book import next_lease, role_assigned
+from seamlessflow_scheduler.measures import Measures
+from seamlessflow_scheduler.plan import Plan, next_plan
+from seamlessflow_scheduler.policy import Assignment, Demand, Node
+from seamlessflow_scheduler.progress import Progress, holding
+from seamlessflow_scheduler.rhythm import decide
 
 from .constants import GONE_SECONDS
 

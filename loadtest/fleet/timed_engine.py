@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
-from services.rollout_worker.engines.front import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
-from services.rollout_worker.engines.staging import Staging
+from seamlessflow_rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
+from seamlessflow_rollout_worker.engines.front import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
+from seamlessflow_rollout_worker.engines.staging import Staging
 
 from .cost import Cost
 from .engine_model import Engine as EngineModel

@@ -124,16 +124,16 @@ class Parts:
         )
 
     async def _scheduler(self, name: str, node: str) -> None:
-        from services.scheduler.config import SchedulerSettings
-        from services.scheduler.service import Scheduler
+        from seamlessflow_scheduler.config import SchedulerSettings
+        from seamlessflow_scheduler.service import Scheduler
 
         settings = self._settings(SchedulerSettings, node, tick_seconds=self._cell.tick_seconds)
         bus, context = await self._open(name, Service.SCHEDULER, settings, ("schedule",))
         self._run(name, bus, context, Scheduler(context, settings).run())
 
     async def _manager(self, name: str, node: str) -> None:
-        from services.trajectory_manager.config import ManagerSettings
-        from services.trajectory_manager.service import TrajectoryManager
+        from seamlessflow_trajectory_manager.config import ManagerSettings
+        from seamlessflow_trajectory_manager.service import TrajectoryManager
 
         settings = self._settings(ManagerSettings, node)
         bus, context = await self._open(name, Service.TRAJECTORY_MANAGER, settings, ("manage",))
@@ -147,9 +147,9 @@ class Parts:
         self._run(name, bus, context, Players(context, self._cell).run())
 
     async def _worker(self, name: str, node: str) -> None:
-        from services.rollout_worker.config import WorkerSettings
-        from services.rollout_worker.inflight import Pace
-        from services.rollout_worker.service import RolloutWorker
+        from seamlessflow_rollout_worker.config import WorkerSettings
+        from seamlessflow_rollout_worker.inflight import Pace
+        from seamlessflow_rollout_worker.service import RolloutWorker
 
         settings = self._settings(WorkerSettings, node)
         bus, context = await self._open(name, Service.ROLLOUT_WORKER, settings, ("rollout",))
@@ -157,8 +157,8 @@ class Parts:
         self._run(name, bus, context, RolloutWorker(context, settings, build=self._build_engine, pace=pace).run())
 
     async def _trainer(self, name: str, node: str) -> None:
-        from services.trainer.config import TrainerSettings
-        from services.trainer.service import Trainer
+        from seamlessflow_trainer.config import TrainerSettings
+        from seamlessflow_trainer.service import Trainer
 
         from .timed_learner import TimedLearner, TimedState
 

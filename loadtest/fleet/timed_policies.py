@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from services.scheduler.policy import policy_of
-from services.scheduler.policy.base import Assignment, Demand, Node, Policy, Rates
+from seamlessflow_scheduler.policy import policy_of
+from seamlessflow_scheduler.policy.base import Assignment, Demand, Node, Policy, Rates
 
 SCALED = ("auto", "multiplexed")
 """Those that compare with constants. The others wait for nothing but nodes that do not answer."""

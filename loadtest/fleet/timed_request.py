@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.rollout_worker.engines.base import Chunk, Finish, SamplingParams
+from seamlessflow_rollout_worker.engines.base import Chunk, Finish, SamplingParams
 
 from .timed_law import Law
 

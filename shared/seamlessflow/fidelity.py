@@ -2,7 +2,7 @@
 
     gap of a step ──▶ GapWatch ──▶ metrics of StepTaken ──▶ gap_warning: status, the followed run, the summary
 
-The gap is the mean of |trainer - engine| over tokens that the present weights sampled (services/trainer/correction.py).
+The gap is the mean of |trainer - engine| over tokens that the present weights sampled (seamlessflow_trainer.correction).
 Rounding is part of it; a stale prefix cache, another temperature or weights that were not loaded are not. One step can be
 chance: an alarm takes several in a row.
 """

@@ -122,7 +122,7 @@ def test_sigterm_ends_an_agent_runner_whose_server_is_away(own_server: Any, tmp_
     log = tmp_path / "log"
     with log.open("w") as output:
         runner = subprocess.Popen(
-            [sys.executable, "-m", "services.agent_runner"], env=environment, stdout=output, stderr=output, cwd=tmp_path
+            [sys.executable, "-m", "seamlessflow_agent_runner"], env=environment, stdout=output, stderr=output, cwd=tmp_path
         )
     try:
         deadline = time.monotonic() + 30

@@ -86,14 +86,14 @@ def folder(
 
 
 def renderer(where: Path) -> Any:
-    from services.trajectory_manager.rendering import load_renderer
+    from seamlessflow_trajectory_manager.rendering import load_renderer
 
     return load_renderer(where, "", now=datetime(2026, 11, 30, tzinfo=UTC))
 
 
 def asked(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
-    from services.agent_runner.gateway.memory import Memory
-    from services.agent_runner.gateway.refusals import DIALECTS
+    from seamlessflow_agent_runner.gateway.memory import Memory
+    from seamlessflow_agent_runner.gateway.refusals import DIALECTS
 
     dialect = next(d for d in DIALECTS if d.path == path)
     return Memory().completed(dialect.parse(json.dumps(body).encode()))

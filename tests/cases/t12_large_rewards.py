@@ -10,7 +10,7 @@ import math
 import torch
 from sf_unit import verdict
 
-from services.trainer.algorithms.grpo import group_advantages
+from seamlessflow_trainer.algorithms.grpo import group_advantages
 
 bad = []
 GROUPS = {

@@ -12,8 +12,8 @@ import logging
 
 from sf_unit import verdict
 
-from services.agent_runner.gateway.server import Gateway
-from services.agent_runner.gateway.sessions import Sessions
+from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.sessions import Sessions
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 CASES = {

@@ -25,8 +25,8 @@ from seamlessflow.errors import ConfigError
 from seamlessflow.fleet_records import Unreadable
 from seamlessflow.node_hardware import hardware_of
 from seamlessflow.tag_rules import parse_rule
-from services.scheduler.fleet import Fleet
-from services.scheduler.policy import Demand
+from seamlessflow_scheduler.fleet import Fleet
+from seamlessflow_scheduler.policy import Demand
 
 GARBAGE = b"\xff\x00junk"
 SCHEDULER = NodeStatus(node="s", service="scheduler", instance="i", capabilities=("schedule",), pid=1)

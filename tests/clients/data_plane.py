@@ -20,11 +20,11 @@ from seamlessflow.bus.jetstream import JetStreamBus, connect
 from seamlessflow.contracts import EpisodeEnded, Int32s, Role, SamplesReady, SegmentSampled, Service
 from seamlessflow.runtime import Context, make_context
 from seamlessflow.settings import Settings
-from services.agent_runner.config import RunnerSettings
-from services.agent_runner.service import AgentRunner
-from services.rollout_worker.config import WorkerSettings
-from services.rollout_worker.service import RolloutWorker
-from services.trajectory_manager.service import TrajectoryManager
+from seamlessflow_agent_runner.config import RunnerSettings
+from seamlessflow_agent_runner.service import AgentRunner
+from seamlessflow_rollout_worker.config import WorkerSettings
+from seamlessflow_rollout_worker.service import RolloutWorker
+from seamlessflow_trajectory_manager.service import TrajectoryManager
 from tests.clients.conductor import ENV, SHARD, TAG, Conductor, node_of
 from tests.clients.roster import Client
 from tests.clients.scripted_model import Sampled, TellingEngine

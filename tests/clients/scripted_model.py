@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any
 
 from seamlessflow.contracts import Int32s
-from services.rollout_worker.engines.base import Chunk, SamplingParams
-from services.rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.base import Chunk, SamplingParams
+from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
 from tests.domain.trajectory_builders import CHATML, tokenizer
 
 NUM_MERGES = 120

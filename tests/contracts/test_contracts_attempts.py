@@ -15,9 +15,9 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.episodes import MAX_LOST_ATTEMPTS
 from seamlessflow.run_config import parse_run_config
-from services.scheduler.progress import Progress
-from services.scheduler.rhythm import decide
-from services.trainer.groups import GroupBook
+from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.rhythm import decide
+from seamlessflow_trainer.groups import GroupBook
 
 STATUSES = st.lists(st.sampled_from(EpisodeStatus), min_size=25, max_size=25)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout_worker.stopping import Stopping
+from seamlessflow_rollout_worker.stopping import Stopping
 from tests.text.words import BYTES, byte_level
 
 WORDS = byte_level()

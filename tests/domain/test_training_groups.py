@@ -11,8 +11,8 @@ from training_builders import a_sample, samples_ready
 
 from seamlessflow.contracts import DropReason, EpisodeStatus, SamplesReady
 from seamlessflow.errors import BadInput
-from services.trainer.checking import check_samples
-from services.trainer.groups import Group, GroupBook
+from seamlessflow_trainer.checking import check_samples
+from seamlessflow_trainer.groups import Group, GroupBook
 
 FAILED = EpisodeStatus.AGENT_FAILED
 

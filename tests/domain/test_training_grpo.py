@@ -16,10 +16,10 @@ from training_builders import a_sample, an_algorithm, samples_ready
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import Float32s, MaskReason
 from seamlessflow.errors import BadInput
-from services.trainer.algorithms.grpo import group_advantages, policy_loss
-from services.trainer.batches import is_stale, make_batch
-from services.trainer.correction import importance_ratios, logprob_gap, masked
-from services.trainer.groups import Group
+from seamlessflow_trainer.algorithms.grpo import group_advantages, policy_loss
+from seamlessflow_trainer.batches import is_stale, make_batch
+from seamlessflow_trainer.correction import importance_ratios, logprob_gap, masked
+from seamlessflow_trainer.groups import Group
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=16)
 

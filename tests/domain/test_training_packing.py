@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.microbatches import to_micro_batch
-from services.trainer.packing import Path, Row, common_prefix, pack_group, plan_micro_batches
+from seamlessflow_trainer.microbatches import to_micro_batch
+from seamlessflow_trainer.packing import Path, Row, common_prefix, pack_group, plan_micro_batches
 
 
 def drawn(*texts: str) -> list[Path]:

@@ -30,10 +30,10 @@ from seamlessflow.contracts import (
     SegmentSampled,
 )
 from seamlessflow.errors import MalformedMessage
-from services.trajectory_manager.comparison import HEARD, SAID, consequences_of, replay
-from services.trajectory_manager.manager import Manager, NotYet
-from services.trajectory_manager.rendering import TemplateRenderer
-from services.trajectory_manager.template import ChatTemplate
+from seamlessflow_trajectory_manager.comparison import HEARD, SAID, consequences_of, replay
+from seamlessflow_trajectory_manager.manager import Manager, NotYet
+from seamlessflow_trajectory_manager.rendering import TemplateRenderer
+from seamlessflow_trajectory_manager.template import ChatTemplate
 from tests.domain.trajectory_builders import (
     CALC,
     EPISODE,

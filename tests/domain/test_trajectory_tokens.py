@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, Event, GenerationEnded, GenerationFinish, GenerationRequested, SegmentSampled
-from services.trajectory_manager.comparison import consequences_of, replay
-from services.trajectory_manager.ending import Ending
-from services.trajectory_manager.manager import Manager
-from services.trajectory_manager.samples import samples_of
-from services.trajectory_manager.shelf import pack_tree, unpack_tree
+from seamlessflow_trajectory_manager.comparison import consequences_of, replay
+from seamlessflow_trajectory_manager.ending import Ending
+from seamlessflow_trajectory_manager.manager import Manager
+from seamlessflow_trajectory_manager.samples import samples_of
+from seamlessflow_trajectory_manager.shelf import pack_tree, unpack_tree
 from tests.domain.trajectory_builders import CALC, World, ids_of, joined, renderer, user
 
 WAYS = ("on", "reserialised", "rewritten", "again", "root", "trimmed", "tools", "noisy")

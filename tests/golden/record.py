@@ -41,7 +41,7 @@ from seamlessflow.contracts import (
     claim_of,
 )
 from seamlessflow.weights import MANIFEST
-from services.trajectory_manager.replay import replay_run
+from seamlessflow_trajectory_manager.replay import replay_run
 from tests.system.conftest import ROOT, until
 
 from .facts import folds, of, topics, write_facts
@@ -150,7 +150,7 @@ async def queue(stage: Stage) -> None:
     given = {"NATS_URL": address.nats_url, "STORE_URL": address.store_url, "NODE": "other-trees"}
     given["WORK_DIR"] = str(stage.path / "other")
     other = stage.start(
-        "manager", "services.trajectory_manager", **{f"SEAMLESSFLOW_{key}": value for key, value in given.items()}
+        "manager", "seamlessflow_trajectory_manager", **{f"SEAMLESSFLOW_{key}": value for key, value in given.items()}
     )
     sections = {"tasks": {"source": "queue"}, "fleet": {"shards": 2}, "algorithm": {"steps": 3, "drop_zero_variance": False}}
     training = stage.train(document("calculator", "compactor", **sections, **NO_EVALUATION), "--nats", "runs/up")

@@ -51,12 +51,12 @@ from seamlessflow.runtime import Context, Speaker, make_context
 from seamlessflow.settings import Settings
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.fetching import fetch_version
-from services.scheduler.config import SchedulerSettings
-from services.scheduler.service import Scheduler
-from services.trainer.config import TrainerSettings
-from services.trainer.service import Trainer
-from services.trajectory_manager.config import ManagerSettings
-from services.trajectory_manager.service import TrajectoryManager
+from seamlessflow_scheduler.config import SchedulerSettings
+from seamlessflow_scheduler.service import Scheduler
+from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.service import Trainer
+from seamlessflow_trajectory_manager.config import ManagerSettings
+from seamlessflow_trajectory_manager.service import TrajectoryManager
 from tests.services.trainer.trainer_world import Policy
 
 from .recordings import Recording, config_of, unpack_model, unpack_store

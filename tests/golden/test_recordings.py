@@ -27,8 +27,8 @@ from seamlessflow.contracts import (
     TrainingEnded,
 )
 from seamlessflow.ledger import Ledger
-from services.trajectory_manager.comparison import SAID
-from services.trajectory_manager.replay import replay_run
+from seamlessflow_trajectory_manager.comparison import SAID
+from seamlessflow_trajectory_manager.replay import replay_run
 
 from . import facts
 from .recordings import FOLDER, NAMES, Recording, config_of, facts_of, unpack_store

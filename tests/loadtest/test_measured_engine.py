@@ -20,8 +20,8 @@ from loadtest.cpu_seconds import cpu_seconds, is_known
 from loadtest.engine_figures import Turn
 from loadtest.measured_engine import MeasuredEngine
 from loadtest.weights_updates import Updates, figures_of, interval_of
-from services.rollout_worker.engines.base import PrefixUse, SamplingParams
-from services.rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.base import PrefixUse, SamplingParams
+from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
 
 VOCABULARY = 8
 

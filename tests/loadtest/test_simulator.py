@@ -19,7 +19,7 @@ from loadtest.fleet.simulator_episodes import Episode
 from loadtest.fleet.simulator_queue import Queue
 from loadtest.fleet.workloads import AGENTIC, REASONING, Lengths, Workload, shifting, with_ratio, work_of
 from seamlessflow.contracts import Lease, Role, Service
-from services.scheduler.policy.base import Demand, Node, Process
+from seamlessflow_scheduler.policy.base import Demand, Node, Process
 
 SHORT = replace(REASONING, answers=Lengths(400, 0.8, 4_000), group_size=4)
 AGENTS = replace(AGENTIC, turns=Lengths(4, 0.5, 8), group_size=4)

@@ -19,10 +19,10 @@ from loadtest.fleet.timed_engine import TimedEngine
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import EpisodeOrigin, EpisodeStatus, Float32s, Int32s, Sample, SamplesReady
 from seamlessflow.run_training_sections import AlgorithmSection
-from services.rollout_worker.engines.base import Chunk, Finish, SamplingParams
-from services.trainer.batches import make_batch
-from services.trainer.groups import Group
-from services.trainer.learner import Abandoned
+from seamlessflow_rollout_worker.engines.base import Chunk, Finish, SamplingParams
+from seamlessflow_trainer.batches import make_batch
+from seamlessflow_trainer.groups import Group
+from seamlessflow_trainer.learner import Abandoned
 
 BUDGET, STOP, WORDS = 1000, 2, [5, 6, 7]
 COST = cost_of()

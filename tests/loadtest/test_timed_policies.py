@@ -15,8 +15,8 @@ from loadtest.fleet.timed_cell import Cell
 from loadtest.fleet.timed_policies import in_modelled_seconds, scaled, timed_policy
 from seamlessflow.contracts import Lease, Role, Service
 from seamlessflow.errors import ConfigError
-from services.scheduler.policy import policy_of
-from services.scheduler.policy.base import Assignment, Demand, Node, Process, Rates
+from seamlessflow_scheduler.policy import policy_of
+from seamlessflow_scheduler.policy.base import Assignment, Demand, Node, Process, Rates
 
 WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
 NOW = 1.7e9

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from seamlessflow import device_settings
 from seamlessflow.contracts import Hardware
-from services.agent_runner.config import RunnerSettings
-from services.rollout_worker.config import WorkerSettings
-from services.trainer.config import TrainerSettings
+from seamlessflow_agent_runner.config import RunnerSettings
+from seamlessflow_rollout_worker.config import WorkerSettings
+from seamlessflow_trainer.config import TrainerSettings
 
 
 @pytest.mark.parametrize("kind", [WorkerSettings, TrainerSettings, RunnerSettings])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from seamlessflow.contracts import NodeStatus, Role, Service
-from services.agent_runner.config import RunnerSettings
-from services.rollout_worker.config import WorkerSettings
-from services.scheduler.config import SchedulerSettings
-from services.scheduler.fleet import Fleet
-from services.scheduler.plan import next_plan
-from services.scheduler.policy import Demand
-from services.trainer.config import TrainerSettings
-from services.trajectory_manager.config import ManagerSettings
+from seamlessflow_agent_runner.config import RunnerSettings
+from seamlessflow_rollout_worker.config import WorkerSettings
+from seamlessflow_scheduler.config import SchedulerSettings
+from seamlessflow_scheduler.fleet import Fleet
+from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.policy import Demand
+from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trajectory_manager.config import ManagerSettings
 
 KINDS = {
     Service.AGENT_RUNNER: (RunnerSettings, "serve"),

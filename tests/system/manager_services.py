@@ -17,10 +17,10 @@ from seamlessflow.bus.server import EmbeddedServer
 from seamlessflow.contracts import Service
 from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Context, make_context
-from services.scheduler.config import SchedulerSettings
-from services.scheduler.service import Scheduler
-from services.trajectory_manager.config import ManagerSettings
-from services.trajectory_manager.service import TrajectoryManager
+from seamlessflow_scheduler.config import SchedulerSettings
+from seamlessflow_scheduler.service import Scheduler
+from seamlessflow_trajectory_manager.config import ManagerSettings
+from seamlessflow_trajectory_manager.service import TrajectoryManager
 
 from .conftest import environment
 

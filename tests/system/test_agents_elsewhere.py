@@ -57,7 +57,7 @@ async def test_a_program_elsewhere_trains_the_model(up, train, start, tmp_path, 
         "SEAMLESSFLOW_GATEWAY_PORT": str(free_port()),
         "SEAMLESSFLOW_GATEWAY_TOKEN": TOKEN,
     }
-    gateway = start("gateway", "services.agent_runner", "--gateway-only", **gateway_settings)
+    gateway = start("gateway", "seamlessflow_agent_runner", "--gateway-only", **gateway_settings)
     where = f"http://127.0.0.1:{gateway_settings['SEAMLESSFLOW_GATEWAY_PORT']}"
     training = train(run_file(tmp_path), RUN, "--nats", "runs/up")
     ours = opened(where)
@@ -66,7 +66,7 @@ async def test_a_program_elsewhere_trains_the_model(up, train, start, tmp_path, 
     until(lambda: said.read_text().count("'completed'") >= HELD_OUT - 1, 240)
     gateway.kill()  # while an episode is open without which the evaluation cannot end
     gateway.wait()
-    start("gateway", "services.agent_runner", "--gateway-only", **gateway_settings)
+    start("gateway", "seamlessflow_agent_runner", "--gateway-only", **gateway_settings)
 
     summary = training.finish(400)
 

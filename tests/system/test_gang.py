@@ -149,7 +149,7 @@ class GangFleet:
         while True:
             with (self.logs / f"trainer-{node}.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "services.trainer", env=env, stdout=log, stderr=subprocess.STDOUT
+                    sys.executable, "-m", "seamlessflow_trainer", env=env, stdout=log, stderr=subprocess.STDOUT
                 )
             try:
                 await process.wait()

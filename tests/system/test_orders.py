@@ -62,6 +62,6 @@ def start_another(node: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "SEAMLESSFLOW_WORK_DIR": str(folder / "elsewhere"),
     }
     return subprocess.run(
-        [sys.executable, "-m", "services.rollout_worker"],
+        [sys.executable, "-m", "seamlessflow_rollout_worker"],
         cwd=ROOT, env={**environment(), **settings}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

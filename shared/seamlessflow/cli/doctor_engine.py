@@ -71,7 +71,7 @@ def check_engine(wanted: Wanted, console: Console) -> bool:
             num_tokens=wanted.num_tokens,
             temperature=wanted.temperature,
         )
-        engine = place.told("engine", python, "services.rollout_worker.engine_check", order, EngineReport)
+        engine = place.told("engine", python, "seamlessflow_rollout_worker.engine_check", order, EngineReport)
         question = TrainerOrder(
             document=document,
             base=order.scratch / "base",
@@ -81,7 +81,7 @@ def check_engine(wanted: Wanted, console: Console) -> bool:
             greedy=engine.first,
             greedy_of_other=engine.other,
         )
-        trainer = place.told("trainer", Path(sys.executable), "services.trainer.engine_check", question, TrainerReport)
+        trainer = place.told("trainer", Path(sys.executable), "seamlessflow_trainer.engine_check", question, TrainerReport)
     checks = judge(engine, trainer)
     title = f"{wanted.engine}, {wanted.model}, served in {engine.dtype}, trained in {trainer.dtype}"
     console.print(table_of(title, checks))

@@ -33,11 +33,11 @@ from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, queue_stream, run_consumers, run_streams
 from seamlessflow.run_config import RunConfig, parse_run_config
 from seamlessflow.runtime import Context, make_context
-from services.agent_runner.config import RunnerSettings
-from services.agent_runner.gateway.calls import CallDesk
-from services.agent_runner.gateway.server import Gateway
-from services.agent_runner.gateway.sessions import Session, Sessions
-from services.agent_runner.service import AgentRunner
+from seamlessflow_agent_runner.config import RunnerSettings
+from seamlessflow_agent_runner.gateway.calls import CallDesk
+from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.sessions import Session, Sessions
+from seamlessflow_agent_runner.service import AgentRunner
 from tests.services.agent_runner.elsewhere import Gateway as ElsewhereGateway
 from tests.services.agent_runner.elsewhere import external, start_gateway
 

@@ -10,7 +10,7 @@ import httpx
 
 from seamlessflow.contracts import EpisodeOpened, EpisodeOrigin, Sampling
 from seamlessflow.contracts.streams import consumer_name, queue_stream
-from services.agent_runner.service import AgentRunner
+from seamlessflow_agent_runner.service import AgentRunner
 
 RUN = "r1"
 

@@ -5,12 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from services.agent_runner.agents import BARE, base_environment
-from services.agent_runner.launch import Kind, Launch
-from services.agent_runner.memory import MemoryWatch
-from services.agent_runner.nursery import Nursery
-from services.agent_runner.own_time import OwnTime
-from services.agent_runner.process import AgentProcess, Limits
+from seamlessflow_agent_runner.agents import BARE, base_environment
+from seamlessflow_agent_runner.launch import Kind, Launch
+from seamlessflow_agent_runner.memory import MemoryWatch
+from seamlessflow_agent_runner.nursery import Nursery
+from seamlessflow_agent_runner.own_time import OwnTime
+from seamlessflow_agent_runner.process import AgentProcess, Limits
 
 HERE = Path(__file__).parent
 SHELL = ("sh", "-c", "setsid sleep 1000 & sleep 1000 & exec sleep 1000")

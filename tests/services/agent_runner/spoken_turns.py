@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.trajectory_manager.answers import message_of
-from services.trajectory_manager.matching import Conversations
-from services.trajectory_manager.messages import Messages
-from services.trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_trajectory_manager.answers import message_of
+from seamlessflow_trajectory_manager.matching import Conversations
+from seamlessflow_trajectory_manager.messages import Messages
+from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
 
 
 def turn(content: str = "", *calls: str, reasoning: str | None = None) -> Parsed:

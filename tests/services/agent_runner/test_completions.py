@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from openai.types import Completion
 
 from seamlessflow.contracts import AnswerTokens, CallAnswered, CallError, Float32s, Int32s, Usage
-from services.agent_runner.gateway.chat import parse_chat
-from services.agent_runner.gateway.completions import parse_completions
-from services.agent_runner.gateway.completions_answers import Completions
-from services.agent_runner.gateway.dialect import Asked, Frame
-from services.agent_runner.gateway.errors import ApiError
+from seamlessflow_agent_runner.gateway.chat import parse_chat
+from seamlessflow_agent_runner.gateway.completions import parse_completions
+from seamlessflow_agent_runner.gateway.completions_answers import Completions
+from seamlessflow_agent_runner.gateway.dialect import Asked, Frame
+from seamlessflow_agent_runner.gateway.errors import ApiError
 from tests.services.agent_runner.streams import streamed
 
 HELLO = {"model": "m", "prompt": "Once upon"}

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from seamlessflow.codec import decode, encode
 from seamlessflow.contracts import CallAnswered, CallRequested, GenerationRequested, Sampling
-from services.agent_runner.gateway.dialect import Asked, Dialect, Frame
-from services.agent_runner.gateway.digests import digest
-from services.agent_runner.gateway.errors import ApiError
-from services.agent_runner.gateway.memory import Memory
-from services.agent_runner.gateway.refusals import DIALECTS
-from services.trajectory_manager.episode import Episode
+from seamlessflow_agent_runner.gateway.dialect import Asked, Dialect, Frame
+from seamlessflow_agent_runner.gateway.digests import digest
+from seamlessflow_agent_runner.gateway.errors import ApiError
+from seamlessflow_agent_runner.gateway.memory import Memory
+from seamlessflow_agent_runner.gateway.refusals import DIALECTS
+from seamlessflow_trajectory_manager.episode import Episode
 from tests.domain.trajectory_builders import CHATML, SMOLLM2, renderer
 from tests.services.agent_runner.conftest import opened
 from tests.services.agent_runner.fuzzed import VALID, damaged

@@ -12,9 +12,9 @@ import structlog
 from seamlessflow import telemetry
 from seamlessflow.contracts import Service
 from seamlessflow.settings import Settings
-from services.agent_runner.gateway.memory import Memory
-from services.agent_runner.gateway.server import Gateway
-from services.agent_runner.gateway.sessions import Sessions
+from seamlessflow_agent_runner.gateway.memory import Memory
+from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.sessions import Sessions
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
 

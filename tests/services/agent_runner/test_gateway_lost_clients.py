@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from seamlessflow.contracts import CallAbandoned
-from services.agent_runner.gateway import calls
-from services.agent_runner.gateway.refusals import DIALECTS
-from services.agent_runner.gateway.server import digest_of
+from seamlessflow_agent_runner.gateway import calls
+from seamlessflow_agent_runner.gateway.refusals import DIALECTS
+from seamlessflow_agent_runner.gateway.server import digest_of
 from tests.services.agent_runner.spoken_turns import held
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]

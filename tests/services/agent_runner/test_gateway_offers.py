@@ -20,21 +20,21 @@ from openai.types.responses import Response
 from structlog.testing import capture_logs
 
 from seamlessflow.contracts import CallAnswered
-from services.agent_runner.gateway.bodies import MAX_DEPTH, json_object, shown
-from services.agent_runner.gateway.chat import checked_tools, parse_chat
-from services.agent_runner.gateway.chat_answers import ChatCompletions
-from services.agent_runner.gateway.dialect import Asked, Dialect, Frame
-from services.agent_runner.gateway.errors import ApiError
-from services.agent_runner.gateway.messages import parse_messages
-from services.agent_runner.gateway.messages_answers import Messages
-from services.agent_runner.gateway.offers import FREE_CHOICE, HOSTED
-from services.agent_runner.gateway.responses import parse_responses
-from services.agent_runner.gateway.responses_answers import Responses
-from services.agent_runner.gateway.responses_bodies import output_items
-from services.agent_runner.gateway.responses_input import messages_in
-from services.trajectory_manager.answers import message_of
-from services.trajectory_manager.identity import identity_of
-from services.trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_agent_runner.gateway.bodies import MAX_DEPTH, json_object, shown
+from seamlessflow_agent_runner.gateway.chat import checked_tools, parse_chat
+from seamlessflow_agent_runner.gateway.chat_answers import ChatCompletions
+from seamlessflow_agent_runner.gateway.dialect import Asked, Dialect, Frame
+from seamlessflow_agent_runner.gateway.errors import ApiError
+from seamlessflow_agent_runner.gateway.messages import parse_messages
+from seamlessflow_agent_runner.gateway.messages_answers import Messages
+from seamlessflow_agent_runner.gateway.offers import FREE_CHOICE, HOSTED
+from seamlessflow_agent_runner.gateway.responses import parse_responses
+from seamlessflow_agent_runner.gateway.responses_answers import Responses
+from seamlessflow_agent_runner.gateway.responses_bodies import output_items
+from seamlessflow_agent_runner.gateway.responses_input import messages_in
+from seamlessflow_trajectory_manager.answers import message_of
+from seamlessflow_trajectory_manager.identity import identity_of
+from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
 from tests.services.agent_runner.spoken_turns import Script, parents_of, turn
 
 HI = [{"role": "user", "content": "hi"}]

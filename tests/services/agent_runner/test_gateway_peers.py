@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.agent_runner.gateway import peers
+from seamlessflow_agent_runner.gateway import peers
 from tests.services.agent_runner.sockets import Client, ask, body, until
 
 BIG = 30 << 20

@@ -20,7 +20,7 @@ import pytest
 from seamlessflow.codec import encode
 from seamlessflow.contracts import AnswerDelta
 from seamlessflow.errors import Unavailable
-from services.agent_runner.gateway import calls
+from seamlessflow_agent_runner.gateway import calls
 from tests.services.agent_runner.sockets import ask, body, until
 
 HELLO = [{"role": "user", "content": "hello"}]

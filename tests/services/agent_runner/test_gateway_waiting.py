@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from seamlessflow.bus.memory import MemoryBus
-from services.agent_runner.gateway import waiting
+from seamlessflow_agent_runner.gateway import waiting
 from tests.services.agent_runner.spoken_turns import held
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]

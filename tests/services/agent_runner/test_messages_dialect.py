@@ -17,15 +17,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, Usage
-from services.agent_runner.gateway.dialect import Asked, Frame
-from services.agent_runner.gateway.digests import digest
-from services.agent_runner.gateway.errors import ApiError, bad_request
-from services.agent_runner.gateway.messages import estimated_tokens, parse_messages
-from services.agent_runner.gateway.messages_answers import Messages
-from services.agent_runner.gateway.messages_bodies import input_of
-from services.trajectory_manager.answers import message_of, too_long
-from services.trajectory_manager.identity import canonical_arguments, identity_of, pointers_in
-from services.trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_agent_runner.gateway.dialect import Asked, Frame
+from seamlessflow_agent_runner.gateway.digests import digest
+from seamlessflow_agent_runner.gateway.errors import ApiError, bad_request
+from seamlessflow_agent_runner.gateway.messages import estimated_tokens, parse_messages
+from seamlessflow_agent_runner.gateway.messages_answers import Messages
+from seamlessflow_agent_runner.gateway.messages_bodies import input_of
+from seamlessflow_trajectory_manager.answers import message_of, too_long
+from seamlessflow_trajectory_manager.identity import canonical_arguments, identity_of, pointers_in
+from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
 from tests.services.agent_runner.streams import streamed
 
 CALL = "c0123456789abcdef"

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from seamlessflow.contracts import CallAnswered, Usage
-from services.agent_runner.gateway.chat import checked_messages, checked_tools, parse_chat
-from services.agent_runner.gateway.dialect import Asked, Frame
-from services.agent_runner.gateway.errors import ApiError
-from services.agent_runner.gateway.memory import Memory
-from services.agent_runner.gateway.responses import ECHOED, parse_responses
-from services.agent_runner.gateway.responses_answers import Responses
-from services.agent_runner.gateway.responses_bodies import output_items
-from services.agent_runner.gateway.responses_ids import call_in, item_id, sealed, unsealed
-from services.agent_runner.gateway.responses_input import ROLES, messages_in
-from services.trajectory_manager.answers import message_of
-from services.trajectory_manager.identity import identity_of, pointers_in
-from services.trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_agent_runner.gateway.chat import checked_messages, checked_tools, parse_chat
+from seamlessflow_agent_runner.gateway.dialect import Asked, Frame
+from seamlessflow_agent_runner.gateway.errors import ApiError
+from seamlessflow_agent_runner.gateway.memory import Memory
+from seamlessflow_agent_runner.gateway.responses import ECHOED, parse_responses
+from seamlessflow_agent_runner.gateway.responses_answers import Responses
+from seamlessflow_agent_runner.gateway.responses_bodies import output_items
+from seamlessflow_agent_runner.gateway.responses_ids import call_in, item_id, sealed, unsealed
+from seamlessflow_agent_runner.gateway.responses_input import ROLES, messages_in
+from seamlessflow_trajectory_manager.answers import message_of
+from seamlessflow_trajectory_manager.identity import identity_of, pointers_in
+from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
 from tests.services.agent_runner.streams import streamed
 
 HELLO = {"model": "m", "input": "hello"}

@@ -12,11 +12,11 @@ from deploy.demo.calculator import calc
 from deploy.demo.verifiers import last_number
 from seamlessflow.contracts import EpisodeStatus
 from seamlessflow.run_sections import AgentSection
-from services.agent_runner.agents import verdict_of
-from services.agent_runner.credits import shared_credits
-from services.agent_runner.judge import judged
-from services.agent_runner.memory import memory_by_session, own_bytes
-from services.agent_runner.process import Cause, Ending
+from seamlessflow_agent_runner.agents import verdict_of
+from seamlessflow_agent_runner.credits import shared_credits
+from seamlessflow_agent_runner.judge import judged
+from seamlessflow_agent_runner.memory import memory_by_session, own_bytes
+from seamlessflow_agent_runner.process import Cause, Ending
 
 RUNNING = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5), max_size=4)
 

@@ -11,7 +11,7 @@ import pytest
 from seamlessflow.contracts import EpisodeStarted, EpisodeStatus, RunEnded, TaskSubmitted
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
-from services.agent_runner import outlet
+from seamlessflow_agent_runner import outlet
 from tests.services.agent_runner.elsewhere import RUN, Gateway, external, member, num_delivered
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]

@@ -11,8 +11,8 @@ import pytest
 from seamlessflow.contracts import EpisodeEnded, EpisodeStarted, EpisodeStatus, Service, TaskSubmitted
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import ConfigError, Unavailable
-from services.agent_runner import episodes, outlet, running
-from services.agent_runner.gateway.access import Access
+from seamlessflow_agent_runner import episodes, outlet, running
+from seamlessflow_agent_runner.gateway.access import Access
 from tests.services.agent_runner.elsewhere import RUN, Gateway, member, num_delivered
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
@@ -33,7 +33,7 @@ async def test_a_host_header_that_is_none_takes_no_episode(start: Start, host: s
 
 async def test_an_episode_that_cannot_be_told_of_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever went wrong after it was started: its place is free again at once."""
-    from services.agent_runner.gateway import episode_routes
+    from seamlessflow_agent_runner.gateway import episode_routes
 
     world, gateway = await start()
     await world.say(member())

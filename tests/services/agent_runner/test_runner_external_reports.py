@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeStatus
-from services.agent_runner import episodes
+from seamlessflow_agent_runner import episodes
 from tests.services.agent_runner.elsewhere import RUN, Gateway, external, member
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]

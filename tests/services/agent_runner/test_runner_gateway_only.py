@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from seamlessflow.contracts import EpisodeStarted
-from services.agent_runner.config import RunnerSettings
-from services.agent_runner.gateway.errors import ApiError
-from services.agent_runner.gateway.sessions import Sessions
+from seamlessflow_agent_runner.config import RunnerSettings
+from seamlessflow_agent_runner.gateway.errors import ApiError
+from seamlessflow_agent_runner.gateway.sessions import Sessions
 from tests.services.agent_runner.conftest import config_of
 from tests.services.agent_runner.elsewhere import RUN, bearer, external, member, start_gateway
 from tests.services.agent_runner.runner_processes import children_of
@@ -58,7 +58,7 @@ def test_a_gateway_beside_a_runner_is_a_node_of_its_own(monkeypatch: pytest.Monk
 
 def test_help_teaches() -> None:
     """What it does, the flag, and every setting that matters to it; an unknown flag is refused."""
-    run = [sys.executable, "-m", "services.agent_runner"]
+    run = [sys.executable, "-m", "seamlessflow_agent_runner"]
     environment = {"PYTHONPATH": PYTHON_PATH, "PATH": os.environ["PATH"], "SEAMLESSFLOW_GATEWAY_TOKEN": "secret"}
     told = subprocess.run([*run, "--help"], env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
 
@@ -99,7 +99,7 @@ def test_a_path_that_holds_a_key_needs_no_other(make_opened: Any) -> None:
 
 def test_keys_of_the_last_ended_episodes_are_remembered(make_opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those before them forgotten, with their episodes; an episode opened again has its new key."""
-    from services.agent_runner.gateway import sessions as module
+    from seamlessflow_agent_runner.gateway import sessions as module
 
     monkeypatch.setattr(module, "NUM_REMEMBERED", 2)
     sessions = Sessions()

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.errors import ConfigError
-from services.agent_runner import homes
-from services.agent_runner.homes import AgentsFolder
+from seamlessflow_agent_runner import homes
+from seamlessflow_agent_runner.homes import AgentsFolder
 
 CHECKOUT = Path(__file__).parents[3]
 HOLDER = (
-    "import sys, time, pathlib; from services.agent_runner.homes import AgentsFolder\n"
+    "import sys, time, pathlib; from seamlessflow_agent_runner.homes import AgentsFolder\n"
     "folder = AgentsFolder.take(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
     "(folder.path / 'home').mkdir(); print(folder.path, flush=True); time.sleep(60)"
 )

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not IS_LINUX, reason="only Linux hides processes
 
 STARTS = """
 import asyncio, ctypes, json, os
-from services.agent_runner import __main__ as runner
+from seamlessflow_agent_runner import __main__ as runner
 
 class Context:
     def __init__(self, *arguments, **more):

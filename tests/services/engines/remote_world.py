@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from services.rollout_worker.engines.base import Chunk
-from services.rollout_worker.engines.remote_engine import RemoteEngine
-from services.rollout_worker.engines.remote_options import RemoteOptions
-from services.rollout_worker.engines.toy_policy import ToyPolicy
+from seamlessflow_rollout_worker.engines.base import Chunk
+from seamlessflow_rollout_worker.engines.remote_engine import RemoteEngine
+from seamlessflow_rollout_worker.engines.remote_options import RemoteOptions
+from seamlessflow_rollout_worker.engines.toy_policy import ToyPolicy
 from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, VOCAB_SIZE, Answer, joined, params
 from tests.services.engines.served import Served
 

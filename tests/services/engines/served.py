@@ -17,8 +17,8 @@ from typing import Any
 from aiohttp import web
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import Chunk, Engine, EngineError, Finish, SamplingParams
-from services.rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.base import Chunk, Engine, EngineError, Finish, SamplingParams
+from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
 
 KEY = "a-key-of-the-test"
 

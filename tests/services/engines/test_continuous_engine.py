@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import EngineError, Finish
+from seamlessflow_rollout_worker.engines.base import EngineError, Finish
 from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, broken_weights, joined, params, sample
 
 torch = pytest.importorskip("torch")
 
-from services.rollout_worker.engines import paged_manager  # noqa: E402 - after the skip
-from services.rollout_worker.engines.continuous import ContinuousBatchingEngine  # noqa: E402 - after the skip
-from services.rollout_worker.engines.transformers_engine import TransformersEngine  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines import paged_manager  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.continuous import ContinuousBatchingEngine  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine  # noqa: E402 - after the skip
 
 
 @pytest.fixture

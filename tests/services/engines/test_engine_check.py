@@ -13,16 +13,16 @@ from seamlessflow.cli.doctor_engine import Wanted, document_of
 from seamlessflow.engine_check.judgement import judge
 from seamlessflow.engine_check.records import EngineOrder, EngineReport, TrainerOrder
 from seamlessflow.errors import BadInput
-from services.rollout_worker import engine_check as rollout
-from services.rollout_worker.engines.base import Chunk, SamplingParams
+from seamlessflow_rollout_worker import engine_check as rollout
+from seamlessflow_rollout_worker.engines.base import Chunk, SamplingParams
 
 pytest.importorskip("torch")
 
 from seamlessflow.models import make_tiny
-from services.rollout_worker.check_weights import write_model
-from services.rollout_worker.engines.decode_batch import DecodeBatch
-from services.rollout_worker.engines.transformers_engine import TransformersEngine
-from services.trainer import engine_check as trainer
+from seamlessflow_rollout_worker.check_weights import write_model
+from seamlessflow_rollout_worker.engines.decode_batch import DecodeBatch
+from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
+from seamlessflow_trainer import engine_check as trainer
 
 TOKENS = 32
 

@@ -1,4 +1,4 @@
-"""What every engine promises (services/rollout_worker/engines/base.py), one test for each promise, on every engine.
+"""What every engine promises (seamlessflow_rollout_worker.engines.base), one test for each promise, on every engine.
 
 | promise | test |
 |---|---|
@@ -18,7 +18,7 @@ import asyncio
 import pytest
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import Chunk, EngineError, Finish
+from seamlessflow_rollout_worker.engines.base import Chunk, EngineError, Finish
 from tests.services.engines.conftest import (
     CONTEXT,
     FIRST_VERSION,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from services.rollout_worker.engines import parent_guard
-from services.rollout_worker.engines.parent_guard import DiesWith
+from seamlessflow_rollout_worker.engines import parent_guard
+from seamlessflow_rollout_worker.engines.parent_guard import DiesWith
 
 PARENT = """
 import multiprocessing, os, sys, time
-from services.rollout_worker.engines.parent_guard import DiesWith
+from seamlessflow_rollout_worker.engines.parent_guard import DiesWith
 
 def child(guard, depth):
     if depth:

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout_worker.engines.base import SamplingParams
-from services.rollout_worker.engines.remote_errors import ServerNonsense
-from services.rollout_worker.engines.remote_protocol import Answer, Ask, Dialect, Ending, Piece, seed_of_attempt
-from services.rollout_worker.engines.remote_sglang import SglangDialect
-from services.rollout_worker.engines.remote_vllm import CompletionsDialect, TokensDialect
+from seamlessflow_rollout_worker.engines.base import SamplingParams
+from seamlessflow_rollout_worker.engines.remote_errors import ServerNonsense
+from seamlessflow_rollout_worker.engines.remote_protocol import Answer, Ask, Dialect, Ending, Piece, seed_of_attempt
+from seamlessflow_rollout_worker.engines.remote_sglang import SglangDialect
+from seamlessflow_rollout_worker.engines.remote_vllm import CompletionsDialect, TokensDialect
 
 VOCAB_SIZE = 50
 STOP = 49

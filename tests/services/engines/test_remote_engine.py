@@ -13,7 +13,7 @@ import random
 import pytest
 
 from seamlessflow.errors import BadInput, Unavailable
-from services.rollout_worker.engines.base import Finish
+from seamlessflow_rollout_worker.engines.base import Finish
 from tests.services.engines.conftest import FIRST_VERSION, PROMPT, VOCAB_SIZE, Answer, joined, sample
 from tests.services.engines.remote_world import APIS, Running, World, expected, until
 

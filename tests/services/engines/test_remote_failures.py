@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import EngineError, Finish
+from seamlessflow_rollout_worker.engines.base import EngineError, Finish
 from tests.services.engines.conftest import FIRST_VERSION, sample
 from tests.services.engines.remote_world import APIS, Running, World, all_up, until
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from services.rollout_worker.engines import remote_http
-from services.rollout_worker.engines.remote_errors import ServerFault, ServerRefusal
-from services.rollout_worker.engines.remote_http import LONGEST_REASON, Http
+from seamlessflow_rollout_worker.engines import remote_http
+from seamlessflow_rollout_worker.engines.remote_errors import ServerFault, ServerRefusal
+from seamlessflow_rollout_worker.engines.remote_http import LONGEST_REASON, Http
 
 Serve = Callable[..., Awaitable[Http]]
 DEEP = b"[" * 200_000

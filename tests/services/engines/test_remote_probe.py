@@ -9,10 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import SamplingParams
-from services.rollout_worker.engines.remote_control import Abilities
-from services.rollout_worker.engines.remote_needs import Needs
-from services.rollout_worker.engines.remote_probe import (
+from seamlessflow_rollout_worker.engines.base import SamplingParams
+from seamlessflow_rollout_worker.engines.remote_control import Abilities
+from seamlessflow_rollout_worker.engines.remote_needs import Needs
+from seamlessflow_rollout_worker.engines.remote_probe import (
     NUM_TOKENS,
     PROBE_TEMPERATURE,
     Meaning,

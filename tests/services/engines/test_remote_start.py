@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import EngineError
+from seamlessflow_rollout_worker.engines.base import EngineError
 from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, sample
 from tests.services.engines.remote_world import APIS, Running, World, all_up, until
 from tests.services.engines.served import KEY

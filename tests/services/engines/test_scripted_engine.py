@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout_worker.engines.base import Finish, SamplingParams
-from services.rollout_worker.engines.scripted import ScriptedEngine
-from services.rollout_worker.engines.toy_policy import ToyPolicy
+from seamlessflow_rollout_worker.engines.base import Finish, SamplingParams
+from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.toy_policy import ToyPolicy
 from tests.services.engines.conftest import joined, sample
 
 

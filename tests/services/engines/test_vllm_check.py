@@ -21,10 +21,10 @@ from seamlessflow.engine_check.judgement import SAME_WITHIN, likeness
 from seamlessflow.engine_check.records import EngineOrder
 from seamlessflow.models import resolve_model
 from seamlessflow.settings import Settings
-from services.rollout_worker import engine_check as rollout
-from services.rollout_worker.building import dtype_of
-from services.rollout_worker.engines.base import EngineError
-from services.rollout_worker.engines.vllm import VllmEngine
+from seamlessflow_rollout_worker import engine_check as rollout
+from seamlessflow_rollout_worker.building import dtype_of
+from seamlessflow_rollout_worker.engines.base import EngineError
+from seamlessflow_rollout_worker.engines.vllm import VllmEngine
 from tests.services.engines.conftest import PROMPT, sample
 
 pytestmark = pytest.mark.vllm

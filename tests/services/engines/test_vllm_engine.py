@@ -21,10 +21,10 @@ import psutil
 from safetensors.torch import load_file, save_file
 
 from seamlessflow.errors import BadInput
-from services.rollout_worker.engines.base import EngineError, Finish, KnowsCache
-from services.rollout_worker.engines.staging import Staging
-from services.rollout_worker.engines.transformers_engine import TransformersEngine
-from services.rollout_worker.engines.vllm import VllmEngine
+from seamlessflow_rollout_worker.engines.base import EngineError, Finish, KnowsCache
+from seamlessflow_rollout_worker.engines.staging import Staging
+from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
+from seamlessflow_rollout_worker.engines.vllm import VllmEngine
 from tests.services.engines.conftest import (
     CONTEXT,
     FIRST_VERSION,

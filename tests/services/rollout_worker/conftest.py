@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.runtime import inbox as runtime_inbox
-from services.rollout_worker import update_steps
-from services.rollout_worker import weights as weights_module
-from services.rollout_worker.engines.base import EngineError
+from seamlessflow_rollout_worker import update_steps
+from seamlessflow_rollout_worker import weights as weights_module
+from seamlessflow_rollout_worker.engines.base import EngineError
 from tests.services.rollout_worker.rollout_world import World
 
 

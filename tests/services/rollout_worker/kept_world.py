@@ -18,10 +18,10 @@ from seamlessflow.contracts.streams import generation_consumer, queue_stream, ru
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import make_context
 from seamlessflow.weights import publish_folder, weights_path
-from services.rollout_worker.config import WorkerSettings
-from services.rollout_worker.engines.base import SamplingParams
-from services.rollout_worker.engines.scripted import ScriptedEngine
-from services.rollout_worker.service import RolloutWorker
+from seamlessflow_rollout_worker.config import WorkerSettings
+from seamlessflow_rollout_worker.engines.base import SamplingParams
+from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.service import RolloutWorker
 from tests.services.rollout_worker.rollout_world import RUN, STOP_ID, Worker, World
 
 VOCABULARY = 32

@@ -49,10 +49,10 @@ from seamlessflow.weights.delta import encode
 from seamlessflow.weights.digests import tensor_digests
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import parse_tensors
-from services.rollout_worker.config import WorkerSettings
-from services.rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
-from services.rollout_worker.inflight import Pace
-from services.rollout_worker.service import RolloutWorker
+from seamlessflow_rollout_worker.config import WorkerSettings
+from seamlessflow_rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
+from seamlessflow_rollout_worker.inflight import Pace
+from seamlessflow_rollout_worker.service import RolloutWorker
 
 RUN, NODE, STOP_ID = "r1", "n1", 2
 E = TypeVar("E", bound=Event)

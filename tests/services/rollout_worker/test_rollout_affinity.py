@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from services.rollout_worker.engines.base import PrefixUse
+from seamlessflow_rollout_worker.engines.base import PrefixUse
 from tests.services.rollout_worker.rollout_world import Worker, World
 
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
-    monkeypatch.setattr("services.rollout_worker.watchman.OBSERVE_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.OBSERVE_SECONDS", 0.02)
 
 
 def rate(worker: Worker) -> object:

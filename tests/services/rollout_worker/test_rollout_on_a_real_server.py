@@ -60,7 +60,7 @@ async def test_a_call_that_is_abandoned_in_the_middle_of_a_stream_keeps_its_toke
     real: World, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ):
     """Read along token by token until its client goes; what is delivered after that is not sampled at all."""
-    monkeypatch.setattr("services.rollout_worker.watchman.PROGRESS_SECONDS", 0.2)
+    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.PROGRESS_SECONDS", 0.2)
     bus = await connect(own_server.url, name="worker")
     worker = real.worker(bus=bus)
     await real.lease()
@@ -94,7 +94,7 @@ async def start_process(world: World, server: EmbeddedServer) -> asyncio.subproc
         "SEAMLESSFLOW_WORK_DIR": str(world.folder / "work"),
         "SEAMLESSFLOW_TORCH_THREADS": "1",
     }
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", "services.rollout_worker", cwd=ROOT, env=environment)
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "seamlessflow_rollout_worker", cwd=ROOT, env=environment)
 
 
 async def test_a_worker_killed_at_any_line_is_replaced_without_loss(real: World, own_server: EmbeddedServer):

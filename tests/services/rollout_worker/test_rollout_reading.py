@@ -10,9 +10,9 @@ from seamlessflow.contracts import Role, WeightsReading
 from seamlessflow.weights import MANIFEST, weights_path
 from seamlessflow.weights.manifests import DELTA_FILE
 from seamlessflow.weights.readers import read_readings
-from services.rollout_worker import first_weights as first_weights_module
-from services.rollout_worker import update_steps
-from services.rollout_worker.versions import LocalVersions
+from seamlessflow_rollout_worker import first_weights as first_weights_module
+from seamlessflow_rollout_worker import update_steps
+from seamlessflow_rollout_worker.versions import LocalVersions
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 

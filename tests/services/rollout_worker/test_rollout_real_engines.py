@@ -15,8 +15,8 @@ from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.contracts import Int32s, Sampling, SegmentSampled, Service
 from seamlessflow.runtime import make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path
-from services.rollout_worker.config import WorkerSettings
-from services.rollout_worker.service import RolloutWorker
+from seamlessflow_rollout_worker.config import WorkerSettings
+from seamlessflow_rollout_worker.service import RolloutWorker
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 PROMPT = (5, 6, 7)

@@ -15,7 +15,7 @@ from seamlessflow.contracts import (
     Int32s,
     SegmentSampled,
 )
-from services.rollout_worker.inflight import Pace
+from seamlessflow_rollout_worker.inflight import Pace
 from tests.services.rollout_worker.rollout_world import RUN, STOP_ID, World
 
 
@@ -144,7 +144,7 @@ async def test_a_model_without_a_tokenizer_serves_all_but_stop_texts(world: Worl
 
 async def test_the_tokenizer_is_loaded_once_and_only_for_stop_texts(world: World, monkeypatch):
     """Also when the folder that the engine started from is long gone."""
-    from services.rollout_worker.versions import LocalVersions
+    from seamlessflow_rollout_worker.versions import LocalVersions
 
     loads: list[str] = []
     load = LocalVersions.load_tokenizer

@@ -16,8 +16,8 @@ from seamlessflow.contracts import (
     Int32s,
     SegmentSampled,
 )
-from services.rollout_worker.inflight import Pace
-from services.rollout_worker.interest import Interest, Interests
+from seamlessflow_rollout_worker.inflight import Pace
+from seamlessflow_rollout_worker.interest import Interest, Interests
 from tests.services.rollout_worker.rollout_world import RUN, World
 
 NEVER = Pace(many=1000, few=1000, longest_seconds=1000.0)
@@ -26,8 +26,8 @@ NEVER = Pace(many=1000, few=1000, longest_seconds=1000.0)
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Abandoned calls are looked for all the time."""
-    monkeypatch.setattr("services.rollout_worker.watchman.PROGRESS_SECONDS", 0.02)
-    monkeypatch.setattr("services.rollout_worker.interest.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.interest.FRESH_SECONDS", 0.0)
 
 
 async def ends(world: World) -> list[tuple[GenerationFinish, int]]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from scheduler_world import RUN
 
 from seamlessflow.contracts import Event
-from services.scheduler.demand import demand_of
-from services.scheduler.fleet import Fleet, HeldLease
-from services.scheduler.lease_book import next_lease, role_assigned
-from services.scheduler.measures import Measures
-from services.scheduler.plan import Plan, next_plan
-from services.scheduler.policy import Node
-from services.scheduler.progress import Progress, holding
-from services.scheduler.pulse import Pulse
+from seamlessflow_scheduler.demand import demand_of
+from seamlessflow_scheduler.fleet import Fleet, HeldLease
+from seamlessflow_scheduler.lease_book import next_lease, role_assigned
+from seamlessflow_scheduler.measures import Measures
+from seamlessflow_scheduler.plan import Plan, next_plan
+from seamlessflow_scheduler.policy import Node
+from seamlessflow_scheduler.progress import Progress, holding
+from seamlessflow_scheduler.pulse import Pulse
 
 if TYPE_CHECKING:
     from handover_world import World

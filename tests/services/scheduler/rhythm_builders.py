@@ -11,8 +11,8 @@ from seamlessflow.contracts import (
     EpisodeStatus,
     Event,
 )
-from services.scheduler.progress import Progress
-from services.scheduler.rhythm import NOTHING, Observation, decide
+from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.rhythm import NOTHING, Observation, decide
 
 
 def told(progress: Progress, *events: Event, seen: Observation = NOTHING) -> list[Event]:

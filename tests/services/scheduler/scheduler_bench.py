@@ -31,9 +31,9 @@ from seamlessflow.contracts.routes import LEASES_BUCKET, NODES_BUCKET, RUNS_BUCK
 from seamlessflow.contracts.streams import control_streams, journal
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Context, Speaker, make_context
-from services.scheduler.config import SchedulerSettings
-from services.scheduler.leadership import LEADER_KEY
-from services.scheduler.service import Scheduler
+from seamlessflow_scheduler.config import SchedulerSettings
+from seamlessflow_scheduler.leadership import LEADER_KEY
+from seamlessflow_scheduler.service import Scheduler
 
 WORKER, TRAINER, RUNNER, MANAGER = "rollout-worker", "trainer", "agent-runner", "trajectory-manager"
 MACHINE = {("gpu", WORKER): "rollout", ("gpu", TRAINER): "train", ("agents", RUNNER): "serve", ("trees", MANAGER): "serve"}

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Lease, NodeStatus, Role
-from services.scheduler.allocation import allocate
-from services.scheduler.fleet import Fleet, HeldLease, split_evenly
-from services.scheduler.lease_book import next_lease
-from services.scheduler.plan import next_plan
-from services.scheduler.policy import Assignment, Demand, Node
+from seamlessflow_scheduler.allocation import allocate
+from seamlessflow_scheduler.fleet import Fleet, HeldLease, split_evenly
+from seamlessflow_scheduler.lease_book import next_lease
+from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.policy import Assignment, Demand, Node
 
 WORKER, TRAINER, RUNNER, MANAGER = "rollout-worker", "trainer", "agent-runner", "trajectory-manager"
 CAPABILITY = {WORKER: ("rollout",), TRAINER: ("train",), RUNNER: ("serve",), MANAGER: ("serve",)}

@@ -11,9 +11,9 @@ from test_fleet import MACHINE, MANAGER, RUNNER, TRAINER, WORKER, Sim, demand, m
 
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role
 from seamlessflow.tag_rules import parse_rule
-from services.scheduler.fleet import STUCK_SECONDS, Fleet, HeldLease
-from services.scheduler.policy import Demand
-from services.scheduler.policy.base import trainer_of
+from seamlessflow_scheduler.fleet import STUCK_SECONDS, Fleet, HeldLease
+from seamlessflow_scheduler.policy import Demand
+from seamlessflow_scheduler.policy.base import trainer_of
 
 TWO = [*MACHINE, status("gpu2", WORKER), status("gpu2", TRAINER), status("trees2", MANAGER)]
 

@@ -11,13 +11,13 @@ from test_policies import TRAINER, WORKER, both, node, obey
 
 from seamlessflow.contracts import Role
 from seamlessflow.errors import ConfigError
-from services.scheduler.allocation import allocate
-from services.scheduler.fleet import HeldLease
-from services.scheduler.plan import next_plan
-from services.scheduler.policy import POLICIES, Assignment, Demand, Node, Process, Rates, policy_of
-from services.scheduler.policy.auto import gang_size
-from services.scheduler.policy.checked import given_out
-from services.scheduler.policy.gang import RELEASE_SECONDS
+from seamlessflow_scheduler.allocation import allocate
+from seamlessflow_scheduler.fleet import HeldLease
+from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.policy import POLICIES, Assignment, Demand, Node, Process, Rates, policy_of
+from seamlessflow_scheduler.policy.auto import gang_size
+from seamlessflow_scheduler.policy.checked import given_out
+from seamlessflow_scheduler.policy.gang import RELEASE_SECONDS
 
 MEASURED = Rates(
     rollout_seconds=250.0,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from seamlessflow.contracts import Role
-from services.rollout_worker.roles import Move, Standing, moves
-from services.scheduler.fleet import HeldLease
-from services.scheduler.lease_book import next_lease
-from services.scheduler.plan import next_plan
-from services.scheduler.policy import POLICIES, Demand, Node, Process
+from seamlessflow_rollout_worker.roles import Move, Standing, moves
+from seamlessflow_scheduler.fleet import HeldLease
+from seamlessflow_scheduler.lease_book import next_lease
+from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.policy import POLICIES, Demand, Node, Process
 
 SERVICES = {
     "m": {"trajectory-manager": ()},

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_world import RUN
 
 from seamlessflow.contracts import Role, claim_of
-from services.scheduler.policy import POLICIES
+from seamlessflow_scheduler.policy import POLICIES
 
 NODES = ("a", "b", "c", "d")
 BOTH, ROLLS_OUT, TRAINS = (WORKER, TRAINER), (WORKER,), (TRAINER,)

@@ -12,9 +12,9 @@ from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import control_streams, run_streams
 from seamlessflow.runtime.speaker import Speaker
-from services.scheduler import role_words
-from services.scheduler.lease_book import LeaseBook
-from services.scheduler.policy import Assignment
+from seamlessflow_scheduler import role_words
+from seamlessflow_scheduler.lease_book import LeaseBook
+from seamlessflow_scheduler.policy import Assignment
 
 
 async def test_a_node_that_goes_to_another_run_leaves_the_first_one():

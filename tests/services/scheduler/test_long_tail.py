@@ -26,15 +26,15 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.tags import is_long, long_tag, needed_tag
 from seamlessflow.errors import ConfigError
 from seamlessflow.run_config import RunConfig, parse_run_config
-from services.scheduler.demand import demand_of
-from services.scheduler.fleet import HeldLease
-from services.scheduler.lengths import Lengths
-from services.scheduler.measures import Measures
-from services.scheduler.names import episode_id
-from services.scheduler.plan import next_plan
-from services.scheduler.policy.base import Demand, Node, Process
-from services.scheduler.progress import Progress
-from services.scheduler.rhythm import decide
+from seamlessflow_scheduler.demand import demand_of
+from seamlessflow_scheduler.fleet import HeldLease
+from seamlessflow_scheduler.lengths import Lengths
+from seamlessflow_scheduler.measures import Measures
+from seamlessflow_scheduler.names import episode_id
+from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.policy.base import Demand, Node, Process
+from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.rhythm import decide
 
 RUN, ENV = "demo-0001", "solver"
 TAGS = ("long+rollout", "rollout")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Role, Service
-from services.scheduler.fleet import HeldLease
-from services.scheduler.lease_book import next_lease
-from services.scheduler.policy import POLICIES, Assignment, Demand, Node, Process
-from services.scheduler.policy.colocated import RELEASE_SECONDS
+from seamlessflow_scheduler.fleet import HeldLease
+from seamlessflow_scheduler.lease_book import next_lease
+from seamlessflow_scheduler.policy import POLICIES, Assignment, Demand, Node, Process
+from seamlessflow_scheduler.policy.colocated import RELEASE_SECONDS
 
 WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
 CAPABILITY = {WORKER: "rollout", TRAINER: "train"}

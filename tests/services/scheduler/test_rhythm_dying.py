@@ -22,8 +22,8 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
 )
 from seamlessflow.ledger import Ledger
-from services.scheduler.progress import Progress
-from services.scheduler.rhythm import admission_bound, decide
+from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.rhythm import admission_bound, decide
 
 
 @settings(max_examples=60, deadline=None)

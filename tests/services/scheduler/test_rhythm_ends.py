@@ -16,8 +16,8 @@ from seamlessflow.contracts import (
     TrainingEnded,
     TrainingEndRequested,
 )
-from services.scheduler.progress import Progress
-from services.scheduler.rhythm import Observation, decide
+from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.rhythm import Observation, decide
 
 
 def test_the_rest_is_trained_when_no_further_batch_can_be_filled():

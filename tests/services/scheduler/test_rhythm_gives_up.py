@@ -18,8 +18,8 @@ from seamlessflow.contracts import (
     TrainingEnded,
     TrainingEndRequested,
 )
-from services.scheduler.progress import Progress
-from services.scheduler.rhythm import decide
+from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.rhythm import decide
 
 
 def failed(opened: EpisodeOpened, reason: str = "No module named 'x'") -> EpisodeEnded:

@@ -16,8 +16,8 @@ from seamlessflow.contracts import EpisodeOpened, Role, RunPhase, RunStarted, Ru
 from seamlessflow.contracts.routes import LEASES_BUCKET, RUNS_BUCKET
 from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import Unavailable
-from services.scheduler import service
-from services.scheduler.leadership import Leadership
+from seamlessflow_scheduler import service
+from seamlessflow_scheduler.leadership import Leadership
 
 
 @pytest.mark.parametrize("num_events", [30, 45, 70, 120, 160])

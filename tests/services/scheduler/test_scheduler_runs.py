@@ -28,8 +28,8 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import QUEUE_OF
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
 from seamlessflow.errors import Unavailable
-from services.scheduler import clearing
-from services.scheduler.service import Scheduler
+from seamlessflow_scheduler import clearing
+from seamlessflow_scheduler.service import Scheduler
 
 
 async def test_a_run_goes_from_request_to_end(bench: Bench):

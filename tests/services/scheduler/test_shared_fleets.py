@@ -15,7 +15,7 @@ from seamlessflow.contracts import BatchReady, EpisodeOpened, GroupAdmitted, Rol
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import Unavailable
-from services.scheduler import service
+from seamlessflow_scheduler import service
 
 
 async def test_two_runs_share_one_machine_one_after_the_other(bench: Bench):

@@ -33,7 +33,7 @@ from virtual_time import Stuck, VirtualTimeLoop, threads_inline
 
 import seamlessflow.bus.memory_log
 import seamlessflow.runtime.context
-import services.trainer.service
+import seamlessflow_trainer.service
 from seamlessflow.bus.base import Message, Stored
 from seamlessflow.bus.memory_kv import MemoryBucket
 from seamlessflow.bus.memory_server import MemoryServer
@@ -62,8 +62,8 @@ from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import Superseded
 from seamlessflow.runtime import CommitClaim, Speaker, make_context, publish_rest, read_commits
-from services.trainer.config import TrainerSettings
-from services.trainer.service import Trainer
+from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.service import Trainer
 
 STEPS, KEEP = 3, 2
 TEACHING = ("g0", "g1", "g2", "g3", "g4")
@@ -449,7 +449,7 @@ def stage() -> Iterator[Path]:
         (folder / "model" / "model.safetensors").write_bytes(b"")
         stack.enter_context(threads_inline())
         stack.enter_context(patch.object(seamlessflow.bus.memory_log, "matches", cache(matches)))
-        stack.enter_context(patch.object(services.trainer.service, "DeviceLock", _FreeDevice))
+        stack.enter_context(patch.object(seamlessflow_trainer.service, "DeviceLock", _FreeDevice))
         gc.collect()
         gc.freeze()  # torch and its like have a million objects, which would be looked through again and again
         stack.callback(gc.unfreeze)

@@ -27,11 +27,11 @@ from seamlessflow.contracts import (
 from seamlessflow.fidelity import GAP, GAP_ALARM, GAP_LIMIT
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.run_training_sections import AlgorithmSection
-from services.trainer.batches import make_batch
-from services.trainer.gap_sources import GapSum, episode_gaps, gaps_of, sampled_by
-from services.trainer.groups import Group
-from services.trainer.loading import load_learner
-from services.trainer.parts import joined
+from seamlessflow_trainer.batches import make_batch
+from seamlessflow_trainer.gap_sources import GapSum, episode_gaps, gaps_of, sampled_by
+from seamlessflow_trainer.groups import Group
+from seamlessflow_trainer.loading import load_learner
+from seamlessflow_trainer.parts import joined
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -18,12 +18,12 @@ from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.run_training_sections import AlgorithmSection
-from services.trainer.batches import TrainingBatch, make_batch
-from services.trainer.checkpoints import snapshot
-from services.trainer.groups import Group
-from services.trainer.learner import Abandoned, Learner, NotFinite, learning_rate_at
-from services.trainer.loading import check_architecture, load_learner, model_files, served_dtype
-from services.trainer.precision import pick_compute_dtype
+from seamlessflow_trainer.batches import TrainingBatch, make_batch
+from seamlessflow_trainer.checkpoints import snapshot
+from seamlessflow_trainer.groups import Group
+from seamlessflow_trainer.learner import Abandoned, Learner, NotFinite, learning_rate_at
+from seamlessflow_trainer.loading import check_architecture, load_learner, model_files, served_dtype
+from seamlessflow_trainer.precision import pick_compute_dtype
 
 TEMPERATURE = 0.7
 

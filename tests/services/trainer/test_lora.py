@@ -21,14 +21,14 @@ from seamlessflow.run_config import parse_run_config
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
 from seamlessflow.weights.fetching import fetch_version
-from services.trainer import loading
-from services.trainer.adapter_versions import AdapterMaker, publish_base
-from services.trainer.batches import TrainingBatch, make_batch
-from services.trainer.checkpoints import snapshot
-from services.trainer.groups import Group
-from services.trainer.loading import load_learner
-from services.trainer.lora import AdapterLearner
-from services.trainer.lora_layers import MergedLayer
+from seamlessflow_trainer import loading
+from seamlessflow_trainer.adapter_versions import AdapterMaker, publish_base
+from seamlessflow_trainer.batches import TrainingBatch, make_batch
+from seamlessflow_trainer.checkpoints import snapshot
+from seamlessflow_trainer.groups import Group
+from seamlessflow_trainer.loading import load_learner
+from seamlessflow_trainer.lora import AdapterLearner
+from seamlessflow_trainer.lora_layers import MergedLayer
 
 TEMPERATURE = 0.7
 RANK = 3

@@ -25,11 +25,11 @@ from seamlessflow.runtime import CommitClaim, Speaker
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions
 from seamlessflow.weights.manifests import DELTA_FILE
 from seamlessflow.weights.readers import read_head
-from services.trainer import publishing, threads, versioning
-from services.trainer.learner import Learner
-from services.trainer.numbers_only import NumbersOnly
-from services.trainer.publishing import WeightsPublisher
-from services.trainer.versioning import MOST_MISSES, VersionMaker
+from seamlessflow_trainer import publishing, threads, versioning
+from seamlessflow_trainer.learner import Learner
+from seamlessflow_trainer.numbers_only import NumbersOnly
+from seamlessflow_trainer.publishing import WeightsPublisher
+from seamlessflow_trainer.versioning import MOST_MISSES, VersionMaker
 
 
 @pytest.fixture(params=["memory", "jetstream"])

@@ -11,8 +11,8 @@ from trainer_accounts import feed
 from trainer_world import World
 
 from seamlessflow.contracts import Role, StepTaken
-from services.trainer import stepping
-from services.trainer.batches import make_batch
+from seamlessflow_trainer import stepping
+from seamlessflow_trainer.batches import make_batch
 
 
 @pytest.mark.parametrize("begin_share", [1.0, 0.5], ids=["whole", "in_parts"])

@@ -32,11 +32,11 @@ from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import DeviceLock, Speaker
-from services.trainer import device_turn
-from services.trainer.batches import TrainingBatch
-from services.trainer.config import TrainerSettings
-from services.trainer.device_turn import DeviceTurn
-from services.trainer.learner import StepFigures
+from seamlessflow_trainer import device_turn
+from seamlessflow_trainer.batches import TrainingBatch
+from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.device_turn import DeviceTurn
+from seamlessflow_trainer.learner import StepFigures
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -22,8 +22,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.addresses import subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
-from services.trainer.groups import GroupBook
-from services.trainer.intake import Intake
+from seamlessflow_trainer.groups import GroupBook
+from seamlessflow_trainer.intake import Intake
 
 
 class Message:

@@ -37,11 +37,11 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Context, make_context
-from services.trainer import checkpoints, living
-from services.trainer.building import build_learner
-from services.trainer.checkpoints import CheckpointStore
-from services.trainer.config import TrainerSettings
-from services.trainer.service import Trainer
+from seamlessflow_trainer import checkpoints, living
+from seamlessflow_trainer.building import build_learner
+from seamlessflow_trainer.checkpoints import CheckpointStore
+from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.service import Trainer
 
 MakeWorld = Callable[..., Awaitable[World]]
 

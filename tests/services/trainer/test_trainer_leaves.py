@@ -37,10 +37,10 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import Damaged, Unavailable
 from seamlessflow.runtime import CommitClaim, DeviceLock
-from services.trainer import service
-from services.trainer.checkpoints import BARRIER, Checkpoint, CheckpointStore, Snapshot
-from services.trainer.learner import Learner
-from services.trainer.publishing import WeightsPublisher
+from seamlessflow_trainer import service
+from seamlessflow_trainer.checkpoints import BARRIER, Checkpoint, CheckpointStore, Snapshot
+from seamlessflow_trainer.learner import Learner
+from seamlessflow_trainer.publishing import WeightsPublisher
 
 MakeWorld = Callable[..., Awaitable[World]]
 NUM_STEPS = 3

@@ -21,10 +21,10 @@ from seamlessflow.bus import memory_log
 from seamlessflow.contracts import Role, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, TrainingEnded
 from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim, DeviceLock
-from services.trainer import living
-from services.trainer.learner import Abandoned, Learner
-from services.trainer.living import LONGEST_PAUSE_SECONDS, pause_seconds
-from services.trainer.publishing import WeightsPublisher
+from seamlessflow_trainer import living
+from seamlessflow_trainer.learner import Abandoned, Learner
+from seamlessflow_trainer.living import LONGEST_PAUSE_SECONDS, pause_seconds
+from seamlessflow_trainer.publishing import WeightsPublisher
 
 MakeWorld = Callable[..., Awaitable[World]]
 
@@ -159,7 +159,7 @@ def test_the_process_exits_with_1_and_the_reason(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("seamlessflow.runtime.run_service", superseded)
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module("services.trainer", run_name="__main__")
+        runpy.run_module("seamlessflow_trainer", run_name="__main__")
 
     assert ended.value.code == "trainer ends: line 2 began"
 

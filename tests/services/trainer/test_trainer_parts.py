@@ -40,11 +40,11 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import ConfigError
 from seamlessflow.run_config import parse_run_config
-from services.trainer import stepping
-from services.trainer.batches import TrainingBatch, make_batch
-from services.trainer.groups import Group
-from services.trainer.learner import Abandoned
-from services.trainer.parts import Feed, joined
+from seamlessflow_trainer import stepping
+from seamlessflow_trainer.batches import TrainingBatch, make_batch
+from seamlessflow_trainer.groups import Group
+from seamlessflow_trainer.learner import Abandoned
+from seamlessflow_trainer.parts import Feed, joined
 
 MakeWorld = Callable[..., Awaitable[World]]
 GROUPS = ("a", "b", "c", "d")

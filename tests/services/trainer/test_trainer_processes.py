@@ -41,7 +41,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import BUCKETS, CONTROL_STREAM, HINT_POKE, LEASES_BUCKET
-from services.trainer.checkpoints import BARRIER_WORDS
+from seamlessflow_trainer.checkpoints import BARRIER_WORDS
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]
@@ -78,7 +78,7 @@ async def world(own_server: EmbeddedServer, tmp_path: Path, tiny_llama: Path) ->
 def trainer_process(
     world: World, server: EmbeddedServer, node: str, name: str, checkout: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m services.trainer``; killed at the end of the block, if it is there still. Its log is <name>.log."""
+    """``python -m seamlessflow_trainer``; killed at the end of the block, if it is there still. Its log is <name>.log."""
     environment = {
         **os.environ,
         "SEAMLESSFLOW_NATS_URL": server.url,
@@ -89,10 +89,10 @@ def trainer_process(
         "SEAMLESSFLOW_DEVICE": "cpu",
         "PYTHONPATH": f"{checkout}:{checkout / 'shared'}",
     }
+    is_package = (checkout / "services" / "trainer" / "seamlessflow_trainer").is_dir()
+    module = "seamlessflow_trainer" if is_package else "services.trainer"  # as releases before that had it
     with (world.folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.trainer"], env=environment, cwd=checkout, stdout=log, stderr=log
-        )
+        process = subprocess.Popen([sys.executable, "-m", module], env=environment, cwd=checkout, stdout=log, stderr=log)
     try:
         yield process
     finally:

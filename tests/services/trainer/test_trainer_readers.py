@@ -26,7 +26,7 @@ from seamlessflow.weights.fetching import fetch_version
 from seamlessflow.weights.keeping import NEWEST
 from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
 from seamlessflow.weights.readers import Reader
-from services.trainer import asking, stepping
+from seamlessflow_trainer import asking, stepping
 
 
 async def world_of(folder: Path, model: Path, *, steps: int) -> World:

@@ -44,9 +44,9 @@ from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.fetching import fetch_version
-from services.trainer.building import BuildLearner, build_learner
-from services.trainer.config import TrainerSettings
-from services.trainer.service import Trainer
+from seamlessflow_trainer.building import BuildLearner, build_learner
+from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.service import Trainer
 
 RUN, NODE = "r", "local"
 VOCABULARY = 24

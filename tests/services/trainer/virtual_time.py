@@ -23,7 +23,7 @@ from greenlet import getcurrent, greenlet
 import seamlessflow.weights.downloads
 import seamlessflow.weights.partfile
 import seamlessflow.weights.stored
-import services.trainer.parts
+import seamlessflow_trainer.parts
 
 _real_monotonic, _real_time = time.monotonic, time.time
 EPOCH = 1_800_000_000.0
@@ -153,7 +153,7 @@ def threads_inline() -> Iterator[None]:
         patch.object(asyncio, "to_thread", to_thread),
         patch.object(time, "monotonic", _monotonic),
         patch.object(time, "time", _time),
-        patch.object(services.trainer.parts, "SimpleQueue", InlineQueue),
+        patch.object(seamlessflow_trainer.parts, "SimpleQueue", InlineQueue),
         patch.object(seamlessflow.weights.downloads, "PAUSES_SECONDS", (0.0,)),
         patch.object(pools[0], "ThreadPoolExecutor", InlineExecutor),
         patch.object(pools[1], "ThreadPoolExecutor", InlineExecutor),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trajectory_manager import reading
+from seamlessflow_trajectory_manager import reading
 from tests.services.trajectory_manager.trajectory_world import World
 
 

@@ -11,10 +11,10 @@ import pytest
 from seamlessflow.contracts import SamplesReady
 from seamlessflow.errors import Unavailable
 from seamlessflow.telemetry import _counts
-from services.trajectory_manager import ending
-from services.trajectory_manager.samples import samples_of
-from services.trajectory_manager.shelf import MAX_PENDING, TreeShelf, tree_path, unpack_tree
-from services.trajectory_manager.tree import Tree
+from seamlessflow_trajectory_manager import ending
+from seamlessflow_trajectory_manager.samples import samples_of
+from seamlessflow_trajectory_manager.shelf import MAX_PENDING, TreeShelf, tree_path, unpack_tree
+from seamlessflow_trajectory_manager.tree import Tree
 from tests.domain.trajectory_builders import CALC, EPISODE, RUN, user
 from tests.services.trajectory_manager.trajectory_world import World
 
@@ -55,7 +55,7 @@ async def test_forks_are_facts_and_metrics(world: World):
 @pytest.mark.parametrize("is_large", [True, False])
 async def test_samples_of_a_large_tree_are_made_in_a_thread(world: World, monkeypatch: pytest.MonkeyPatch, is_large: bool):
     """The loop goes on meanwhile, and what comes behind the end is judged behind it."""
-    monkeypatch.setattr("services.trajectory_manager.service.LARGE_TOKENS", 0 if is_large else 10_000)
+    monkeypatch.setattr("seamlessflow_trajectory_manager.service.LARGE_TOKENS", 0 if is_large else 10_000)
     threads, go_on = [], threading.Event()
 
     def slowly(*given: Any) -> Any:

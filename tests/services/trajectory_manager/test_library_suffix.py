@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.text.tokenizer import ChatTokenizer
-from services.trajectory_manager.history import HEADER_TOKENS
-from services.trajectory_manager.library import library_renderer
-from services.trajectory_manager.manager import Manager
-from services.trajectory_manager.rendering import KnownTurn
+from seamlessflow_trajectory_manager.history import HEADER_TOKENS
+from seamlessflow_trajectory_manager.library import library_renderer
+from seamlessflow_trajectory_manager.manager import Manager
+from seamlessflow_trajectory_manager.rendering import KnownTurn
 from tests.domain.trajectory_builders import Agent, Engine, tokenizer, user
 
 pytest.importorskip("renderers")

@@ -13,7 +13,7 @@ import pytest
 from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.runtime import Settling
-from services.trajectory_manager.service import RunMember
+from seamlessflow_trajectory_manager.service import RunMember
 from tests.domain.trajectory_builders import manager
 
 

@@ -10,8 +10,8 @@ import pytest
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.server import EmbeddedServer
 from seamlessflow.contracts import GenerationRequested, SamplesReady
-from services.trajectory_manager import reading
-from services.trajectory_manager.replay import main, replay_run
+from seamlessflow_trajectory_manager import reading
+from seamlessflow_trajectory_manager.replay import main, replay_run
 from tests.domain.trajectory_builders import RUN, user
 from tests.services.trajectory_manager.trajectory_world import World
 

@@ -32,7 +32,7 @@ from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.settings import Settings
 from seamlessflow.weights import model_path, publish_folder
-from services.trajectory_manager.service import TrajectoryManager
+from seamlessflow_trajectory_manager.service import TrajectoryManager
 from tests.domain.trajectory_builders import CHATML, RUN, Agent, Engine, ids_of, joined, tokenizer
 
 NODE = "trees"

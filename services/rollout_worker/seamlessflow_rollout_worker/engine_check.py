@@ -1,0 +1,165 @@
+"""``python -m seamlessflow_rollout_worker.engine_check ORDER REPORT``: put one engine through its self-check, without a bus.
+
+    start ─▶ greedy ─▶ drawn, the same weights published again in the middle ─▶ greedy, again in the middle
+          ─▶ other weights ─▶ greedy ─▶ the first ones ─▶ greedy ─▶ stop ─▶ start with the others ─▶ greedy ─▶ the first ones
+
+Both files are JSON (seamlessflow.engine_check.records). What is told there is judged elsewhere; a failure of the engine ends
+the process with exit code 2 and the reason on standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from seamlessflow.engine_check.process import report_on_order
+from seamlessflow.engine_check.records import EngineOrder, EngineReport, Sampled
+from seamlessflow.errors import BadInput
+from seamlessflow.run_config import parse_run_config
+from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.weights import WEIGHTS_FILE
+
+from .building import build_engine, dtype_of
+from .check_reading import Reading
+from .check_weights import write_model
+from .config import WorkerSettings
+from .engines.base import Engine, SamplingParams
+
+SETTLE_SECONDS = 0.05
+"""What a pause reported has reached its readers by then; and so long is waited for tokens that must not come."""
+OTHER_NOISE = 0.05
+"""Relative change of the other weights: enough for other logprobs, too little for a model that says nothing any more."""
+
+
+class Rehearsal:
+    """One engine and what it is asked. Versions count up from 1: none is used twice."""
+
+    def __init__(self, engine: Engine, order: EngineOrder, prompts: Sequence[Sequence[int]]) -> None:
+        self._engine, self._order, self._prompts = engine, order, prompts
+        self._version = self._num_requests = 0
+
+    async def start(self, folder: Path) -> float:
+        """Returns the seconds it took."""
+        began, self._version = time.monotonic(), self._version + 1
+        await self._engine.start(folder, weights_version=self._version)
+        return time.monotonic() - began
+
+    async def greedy(self, *, again_in_the_middle: Path | None = None) -> tuple[Sampled, ...]:
+        """Each prompt alone. With a folder: its weights are published in the middle of each."""
+        found = []
+        for prompt in self._prompts:
+            if again_in_the_middle is not None:  # before it begins: a fast engine would be done meanwhile
+                await self._engine.stage_weights(again_in_the_middle / WEIGHTS_FILE)
+            reading = self._begin(prompt, temperature=0.0, seed=None)
+            if again_in_the_middle is not None:
+                await reading.has(self._order.num_tokens // 4)
+                await self._swap(again_in_the_middle / WEIGHTS_FILE)
+            found.append(await reading.sampled())
+        return tuple(found)
+
+    async def update(self, folder: Path) -> None:
+        """Publish the weights of a folder, under the next version."""
+        await self._engine.stage_weights(folder / WEIGHTS_FILE)
+        await self._swap(folder / WEIGHTS_FILE)
+
+    async def _swap(self, file: Path) -> None:
+        await self._engine.pause()
+        try:
+            await self._load(file)
+        finally:
+            await self._engine.resume()
+
+    async def _load(self, file: Path) -> None:
+        self._version += 1
+        await self._engine.load_weights(file, weights_version=self._version)
+
+    async def drawn(self, folder: Path) -> dict[str, object]:
+        """All prompts at once, twice each, with an update in the middle; the fields of an EngineReport that tell of it."""
+        order, before, file = self._order, self._version, folder / WEIGHTS_FILE
+        staged_at = time.monotonic()
+        await self._engine.stage_weights(file)
+        stage_seconds = time.monotonic() - staged_at
+        readings = [
+            self._begin(prompt, temperature=order.temperature, seed=order.seed + number)
+            for number, prompt in enumerate([*self._prompts] * 2)
+        ]
+        for reading in readings:
+            await reading.has(order.num_tokens // 4)
+        paused_at = time.monotonic()
+        try:
+            await self._engine.pause()
+            asked_at = time.monotonic()
+            await asyncio.sleep(SETTLE_SECONDS)
+            counts = [reading.num_tokens for reading in readings]
+            await asyncio.sleep(SETTLE_SECONDS)
+            late = sum(reading.num_tokens for reading in readings) - sum(counts)
+            loads_at = time.monotonic()
+            await self._load(file)
+        finally:
+            await self._engine.resume()
+        pause_seconds = (time.monotonic() - loads_at) + (asked_at - paused_at)
+        return {
+            "drawn": tuple([await reading.sampled() for reading in readings]),
+            "num_before": tuple(counts),
+            "num_while_paused": late,
+            "drawn_versions": (before, self._version),
+            "stage_seconds": stage_seconds,
+            "pause_seconds": pause_seconds,
+        }
+
+    def _begin(self, prompt: Sequence[int], *, temperature: float, seed: int | None) -> Reading:
+        self._num_requests += 1
+        params = SamplingParams(temperature, 1.0, self._order.num_tokens, (), seed, is_streamed=True)
+        return Reading(self._engine, f"check-{self._num_requests}", prompt, params)
+
+
+async def run(order: EngineOrder) -> EngineReport:
+    """The whole of it. Raises what the engine raises; it is stopped in any case."""
+    config = parse_run_config(order.document)
+    if not (order.folder / "config.json").is_file():
+        raise BadInput(f"{order.folder} is not a model folder: it has no config.json")
+    dtype = dtype_of(config, order.folder)
+    base, other = order.scratch / "base", order.scratch / "other"
+    await asyncio.to_thread(write_model, order.folder, base, dtype)
+    await asyncio.to_thread(write_model, order.folder, other, dtype, noise=OTHER_NOISE, seed=order.seed)
+    tokenizer = ChatTokenizer.load(base)
+    engine = build_engine(config, WorkerSettings(), base)
+    rehearsal = Rehearsal(engine, order, [tokenizer.encode(text) for text in order.prompts])
+    try:
+        start_seconds = await rehearsal.start(base)
+        first = await rehearsal.greedy()
+        drawn = await rehearsal.drawn(base)
+        interrupted = await rehearsal.greedy(again_in_the_middle=base)
+        await rehearsal.update(other)
+        after_other = await rehearsal.greedy()
+        await rehearsal.update(base)
+        again = await rehearsal.greedy()
+        await engine.stop()
+        await rehearsal.start(other)
+        other_fresh = await rehearsal.greedy()
+        await rehearsal.update(base)  # servers that go on running (engine "remote") have the model again that was asked for
+    finally:
+        await engine.stop()
+    return EngineReport.model_validate(
+        {
+            "first": first,
+            "interrupted": interrupted,
+            "other": after_other,
+            "again": again,
+            "other_fresh": other_fresh,
+            "start_seconds": start_seconds,
+            "dtype": dtype,
+            **drawn,
+        }
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    return report_on_order(arguments, EngineOrder, lambda order: asyncio.run(run(order)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
