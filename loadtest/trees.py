@@ -37,9 +37,9 @@ from seamlessflow.models.tiny_tokenizer import CHAT_TEMPLATE, make_tiny_tokenize
 from seamlessflow.runtime import Settling
 from seamlessflow.text.tokenizer import ChatTokenizer
 from seamlessflow_agent_runner.gateway.digests import digest
-from seamlessflow_trajectory_manager.manager import Manager
-from seamlessflow_trajectory_manager.rendering import TemplateRenderer
-from seamlessflow_trajectory_manager.template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.renderer import TemplateRenderer
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
 
 RUN = "trees"
 NOISE_EVERY = 5

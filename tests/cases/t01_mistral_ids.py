@@ -7,7 +7,7 @@ Expected: the prompt is rendered (an id of the server's own making must suit the
 
 from sf_unit import CALC, folder, prompt, verdict
 
-from seamlessflow_trajectory_manager.identity import tool_call_id
+from seamlessflow_trajectory_manager.trajectory.message_identity import tool_call_id
 
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}"

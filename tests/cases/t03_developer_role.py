@@ -70,7 +70,7 @@ from sf_unit import byte_tokenizer
 from tokenizers import AddedToken  # the exact renderer that is taken for the hub ids Qwen/Qwen3-*
 
 from seamlessflow.text.tokenizer import ChatTokenizer
-from seamlessflow_trajectory_manager.library import library_renderer
+from seamlessflow_trajectory_manager.rendering.renderers_library import library_renderer
 
 words = byte_tokenizer()
 words.add_special_tokens([AddedToken(t, special=True) for t in ("<tool_response>", "</tool_response>")])

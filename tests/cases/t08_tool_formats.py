@@ -7,7 +7,7 @@ where it cannot be parsed, the operator is told (requirement C8: tools offered a
 
 from sf_unit import verdict
 
-from seamlessflow_trajectory_manager.parsing import parse_text
+from seamlessflow_trajectory_manager.rendering.tool_calls import parse_text
 
 SAID = {
     "Hermes/Qwen2.5 JSON in <tool_call> (control)": '<tool_call>\n{"name": "calc", "arguments": {"e": "1+1"}}\n</tool_call>',

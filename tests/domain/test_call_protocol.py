@@ -40,9 +40,9 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.addresses import address
 from seamlessflow.errors import SequenceMismatch
 from seamlessflow_rollout_worker.inflight import AckOnly, Continue, EndNow, History, Stretch, decide, segment_of
-from seamlessflow_trajectory_manager.call import End
-from seamlessflow_trajectory_manager.comparison import HEARD, consequences_of, replay
-from seamlessflow_trajectory_manager.manager import Manager, NotYet
+from seamlessflow_trajectory_manager.replay_comparison import HEARD, consequences_of, replay
+from seamlessflow_trajectory_manager.trajectory.call import End
+from seamlessflow_trajectory_manager.trajectory.manager import Manager, NotYet
 from tests.domain.trajectory_builders import RUN, Agent, manager, tokenizer, user
 
 WORKERS = st.sampled_from(["w0", "w1"])

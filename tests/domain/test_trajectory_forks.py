@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import GenerationRequested, SamplesReady
-from seamlessflow_trajectory_manager.forks import reprefilled_tokens
-from seamlessflow_trajectory_manager.identity import without_noise
-from seamlessflow_trajectory_manager.manager import Manager
-from seamlessflow_trajectory_manager.messages import Messages
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
+from seamlessflow_trajectory_manager.trajectory.message_identity import without_noise
+from seamlessflow_trajectory_manager.trajectory.messages import Messages
+from seamlessflow_trajectory_manager.trajectory.tree import reprefilled_tokens
 from tests.domain.trajectory_builders import CALC, CHATML, World, manager, renderer, tokenizer, user
 
 CALL = '<tool_call>{"name": "calc", "arguments": {"b": 2, "a":  1}}</tool_call>'

@@ -15,9 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_trajectory_manager.identity import canonical_arguments, identity_of, pointers_in, tool_call_id
-from seamlessflow_trajectory_manager.parsing import parse_call, parse_text
-from seamlessflow_trajectory_manager.template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.tool_calls import parse_call, parse_text
+from seamlessflow_trajectory_manager.trajectory.message_identity import (
+    canonical_arguments,
+    identity_of,
+    pointers_in,
+    tool_call_id,
+)
 from tests.domain.trajectory_builders import CALC, World, ids_of, tokenizer, user
 
 CALL = '<tool_call>{"name": "calc", "arguments": {"b": 2, "a":  1}}</tool_call>'
@@ -127,7 +132,7 @@ def test_only_what_is_new_is_looked_at(world: World, monkeypatch: pytest.MonkeyP
         looked.append(message)
         return identity_of(message)
 
-    monkeypatch.setattr("seamlessflow_trajectory_manager.matching.identity_of", identity)
+    monkeypatch.setattr("seamlessflow_trajectory_manager.trajectory.prefix_match.identity_of", identity)
     history, counts = [user("q")], []
     for number in range(8):
         answer = world.turn(history, "seven")

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, Event, GenerationEnded, GenerationFinish, GenerationRequested, SegmentSampled
-from seamlessflow_trajectory_manager.comparison import consequences_of, replay
-from seamlessflow_trajectory_manager.ending import Ending
-from seamlessflow_trajectory_manager.manager import Manager
-from seamlessflow_trajectory_manager.samples import samples_of
-from seamlessflow_trajectory_manager.shelf import pack_tree, unpack_tree
+from seamlessflow_trajectory_manager.replay_comparison import consequences_of, replay
+from seamlessflow_trajectory_manager.trajectory.episode_end import Ending
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
+from seamlessflow_trajectory_manager.trajectory.samples import samples_of
+from seamlessflow_trajectory_manager.tree_store import pack_tree, unpack_tree
 from tests.domain.trajectory_builders import CALC, World, ids_of, joined, renderer, user
 
 WAYS = ("on", "reserialised", "rewritten", "again", "root", "trimmed", "tools", "noisy")

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import EpisodeStatus, Float32s, Int32s, Sample
-from seamlessflow_trajectory_manager.samples import samples_of
-from seamlessflow_trajectory_manager.tree import Tree, Turn, merge_runs
+from seamlessflow_trajectory_manager.trajectory.samples import samples_of
+from seamlessflow_trajectory_manager.trajectory.tree import Tree, Turn, merge_runs
 from tests.domain.trajectory_builders import CHATML, World, renderer, tokenizer, user
 
 

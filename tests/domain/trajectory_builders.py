@@ -27,9 +27,9 @@ from seamlessflow.contracts import (
     SegmentSampled,
 )
 from seamlessflow.text.tokenizer import ChatTokenizer
-from seamlessflow_trajectory_manager.manager import Manager
-from seamlessflow_trajectory_manager.rendering import TemplateRenderer
-from seamlessflow_trajectory_manager.template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.renderer import TemplateRenderer
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from tests.text.words import byte_level
 
 RUN, EPISODE = "run-1", "g0-0-0"

@@ -18,17 +18,10 @@ import pytest
 import torch
 
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.contracts import (
-    GroupDropped,
-    RunEnded,
-    StepsCommitted,
-    StepTaken,
-    TrainerStarted,
-    TrainingEnded,
-)
+from seamlessflow.contracts import GroupDropped, RunEnded, StepsCommitted, StepTaken, TrainerStarted, TrainingEnded
 from seamlessflow.ledger import Ledger
-from seamlessflow_trajectory_manager.comparison import SAID
 from seamlessflow_trajectory_manager.replay import replay_run
+from seamlessflow_trajectory_manager.replay_comparison import SAID
 
 from . import facts
 from .recordings import FOLDER, NAMES, Recording, config_of, facts_of, unpack_store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest.trees import WholeTemplate
 from seamlessflow.models.tiny_tokenizer import CHAT_TEMPLATE
-from seamlessflow_trajectory_manager.template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
 
 
 def test_the_reference_renders_the_whole_conversation() -> None:

@@ -36,8 +36,8 @@ from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
 from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import model_path, publish_folder
-from seamlessflow_trajectory_manager.comparison import Comparison
 from seamlessflow_trajectory_manager.replay import replay_run
+from seamlessflow_trajectory_manager.replay_comparison import Comparison
 from tests.domain.trajectory_builders import RUN, Agent, Engine, joined, user
 from tests.services.trajectory_manager.trajectory_world import model_files
 

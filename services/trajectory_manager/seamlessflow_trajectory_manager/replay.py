@@ -24,10 +24,10 @@ from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import fetch_folder, model_path
 
-from .comparison import SAID, Comparison, replay
-from .manager import Manager
-from .reading import read_events, shard_filters, started_at
-from .rendering import load_renderer
+from .rendering.renderer import load_renderer
+from .replay_comparison import SAID, Comparison, replay
+from .run_reader import read_events, shard_filters, started_at
+from .trajectory.manager import Manager
 
 NUM_SHOWN = 20
 

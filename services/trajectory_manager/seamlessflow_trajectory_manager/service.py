@@ -36,12 +36,12 @@ from seamlessflow.runtime import Context, HandlerTable, LeaseWatch, Settling
 from seamlessflow.runtime.presence import HOLDER_SECONDS
 from seamlessflow.telemetry import count
 
-from .deltas import Deltas
-from .manager import Manager, NotYet
-from .membership import Membership, Tenure
-from .reading import refold_episode
-from .shelf import TreeShelf
-from .speaking import AnsweringInbox, AnsweringSpeaker
+from .answer_publisher import AnsweringInbox, AnsweringSpeaker
+from .rendering.text_deltas import Deltas
+from .run import Membership, Tenure
+from .run_reader import refold_episode
+from .trajectory.manager import Manager, NotYet
+from .tree_store import TreeShelf
 
 log = structlog.get_logger()
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamlessflow_trajectory_manager.answers import message_of
-from seamlessflow_trajectory_manager.matching import Conversations
-from seamlessflow_trajectory_manager.messages import Messages
-from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
+from seamlessflow_trajectory_manager.trajectory.call_answers import message_of
+from seamlessflow_trajectory_manager.trajectory.messages import Messages
+from seamlessflow_trajectory_manager.trajectory.prefix_match import Conversations
 
 
 def turn(content: str = "", *calls: str, reasoning: str | None = None) -> Parsed:

@@ -20,7 +20,7 @@ from seamlessflow_agent_runner.gateway.digests import digest
 from seamlessflow_agent_runner.gateway.errors import ApiError
 from seamlessflow_agent_runner.gateway.memory import Memory
 from seamlessflow_agent_runner.gateway.refusals import DIALECTS
-from seamlessflow_trajectory_manager.episode import Episode
+from seamlessflow_trajectory_manager.trajectory.episode import Episode
 from tests.domain.trajectory_builders import CHATML, SMOLLM2, renderer
 from tests.services.agent_runner.conftest import opened
 from tests.services.agent_runner.fuzzed import VALID, damaged

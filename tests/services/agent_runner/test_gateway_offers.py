@@ -32,9 +32,9 @@ from seamlessflow_agent_runner.gateway.responses import parse_responses
 from seamlessflow_agent_runner.gateway.responses_answers import Responses
 from seamlessflow_agent_runner.gateway.responses_bodies import output_items
 from seamlessflow_agent_runner.gateway.responses_input import messages_in
-from seamlessflow_trajectory_manager.answers import message_of
-from seamlessflow_trajectory_manager.identity import identity_of
-from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
+from seamlessflow_trajectory_manager.trajectory.call_answers import message_of
+from seamlessflow_trajectory_manager.trajectory.message_identity import identity_of
 from tests.services.agent_runner.spoken_turns import Script, parents_of, turn
 
 HI = [{"role": "user", "content": "hi"}]

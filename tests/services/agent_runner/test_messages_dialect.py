@@ -23,9 +23,9 @@ from seamlessflow_agent_runner.gateway.errors import ApiError, bad_request
 from seamlessflow_agent_runner.gateway.messages import estimated_tokens, parse_messages
 from seamlessflow_agent_runner.gateway.messages_answers import Messages
 from seamlessflow_agent_runner.gateway.messages_bodies import input_of
-from seamlessflow_trajectory_manager.answers import message_of, too_long
-from seamlessflow_trajectory_manager.identity import canonical_arguments, identity_of, pointers_in
-from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
+from seamlessflow_trajectory_manager.trajectory.call_answers import message_of, too_long
+from seamlessflow_trajectory_manager.trajectory.message_identity import canonical_arguments, identity_of, pointers_in
 from tests.services.agent_runner.streams import streamed
 
 CALL = "c0123456789abcdef"

@@ -27,9 +27,9 @@ from seamlessflow_agent_runner.gateway.responses_answers import Responses
 from seamlessflow_agent_runner.gateway.responses_bodies import output_items
 from seamlessflow_agent_runner.gateway.responses_ids import call_in, item_id, sealed, unsealed
 from seamlessflow_agent_runner.gateway.responses_input import ROLES, messages_in
-from seamlessflow_trajectory_manager.answers import message_of
-from seamlessflow_trajectory_manager.identity import identity_of, pointers_in
-from seamlessflow_trajectory_manager.parsing import Parsed, ToolCall
+from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
+from seamlessflow_trajectory_manager.trajectory.call_answers import message_of
+from seamlessflow_trajectory_manager.trajectory.message_identity import identity_of, pointers_in
 from tests.services.agent_runner.streams import streamed
 
 HELLO = {"model": "m", "input": "hello"}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow_trajectory_manager import reading
+from seamlessflow_trajectory_manager import run_reader
 from tests.services.trajectory_manager.trajectory_world import World
 
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """A started run with a published model, a worker, and a lease; no manager yet."""
-    monkeypatch.setattr(reading, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(run_reader, "POLL_SECONDS", 0.02)
     made = World(tmp_path)
     await made.start_run()
     made.publish_model()

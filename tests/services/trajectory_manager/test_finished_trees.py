@@ -11,10 +11,10 @@ import pytest
 from seamlessflow.contracts import SamplesReady
 from seamlessflow.errors import Unavailable
 from seamlessflow.telemetry import _counts
-from seamlessflow_trajectory_manager import ending
-from seamlessflow_trajectory_manager.samples import samples_of
-from seamlessflow_trajectory_manager.shelf import MAX_PENDING, TreeShelf, tree_path, unpack_tree
-from seamlessflow_trajectory_manager.tree import Tree
+from seamlessflow_trajectory_manager.trajectory import episode_end
+from seamlessflow_trajectory_manager.trajectory.samples import samples_of
+from seamlessflow_trajectory_manager.trajectory.tree import Tree
+from seamlessflow_trajectory_manager.tree_store import MAX_PENDING, TreeShelf, tree_path, unpack_tree
 from tests.domain.trajectory_builders import CALC, EPISODE, RUN, user
 from tests.services.trajectory_manager.trajectory_world import World
 
@@ -64,7 +64,7 @@ async def test_samples_of_a_large_tree_are_made_in_a_thread(world: World, monkey
             assert go_on.wait(10)
         return samples_of(*given)
 
-    monkeypatch.setattr(ending, "samples_of", slowly)
+    monkeypatch.setattr(episode_end, "samples_of", slowly)
     await world.start_manager()
     await world.turn([user("q")], "seven")
     await world.speaker.say(world.agent.ends(num_calls=1))

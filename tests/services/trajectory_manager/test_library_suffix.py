@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.text.tokenizer import ChatTokenizer
-from seamlessflow_trajectory_manager.history import HEADER_TOKENS
-from seamlessflow_trajectory_manager.library import library_renderer
-from seamlessflow_trajectory_manager.manager import Manager
-from seamlessflow_trajectory_manager.rendering import KnownTurn
+from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn
+from seamlessflow_trajectory_manager.rendering.renderers_library import library_renderer
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
+from seamlessflow_trajectory_manager.trajectory.prompt_plan import HEADER_TOKENS
 from tests.domain.trajectory_builders import Agent, Engine, tokenizer, user
 
 pytest.importorskip("renderers")

@@ -10,8 +10,8 @@ import pytest
 from seamlessflow.bus.base import Record
 from seamlessflow.contracts import GenerationRequested
 from seamlessflow.errors import Unavailable
-from seamlessflow_trajectory_manager.manager import Manager
-from seamlessflow_trajectory_manager.reading import refold_episode
+from seamlessflow_trajectory_manager.run_reader import refold_episode
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from tests.domain.trajectory_builders import EPISODE, manager, user
 from tests.services.trajectory_manager.trajectory_world import World
 

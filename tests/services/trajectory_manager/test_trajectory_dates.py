@@ -10,8 +10,8 @@ from seamlessflow.contracts import GenerationRequested, RunStarted
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
 from seamlessflow.errors import ConfigError
-from seamlessflow_trajectory_manager.reading import started_at
 from seamlessflow_trajectory_manager.replay import replay_run
+from seamlessflow_trajectory_manager.run_reader import started_at
 from tests.domain.trajectory_builders import CHATML, RUN, tokenizer, user
 from tests.services.trajectory_manager import trajectory_world
 from tests.services.trajectory_manager.trajectory_world import World

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from seamlessflow.contracts import AnswerDelta, CallAnswered, GenerationRequested, SegmentSampled
 from seamlessflow.telemetry import _counts
 from seamlessflow.text.markers import THINK, THOUGHT
-from seamlessflow_trajectory_manager.deltas import Deltas
-from seamlessflow_trajectory_manager.manager import Manager
+from seamlessflow_trajectory_manager.rendering.text_deltas import Deltas
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from tests.domain import trajectory_builders as pure
 from tests.domain.trajectory_builders import CALC, renderer, user
 from tests.services.trajectory_manager.test_trajectory_service import no_difference
@@ -115,7 +115,7 @@ def test_a_stream_that_fails_costs_nobody_the_answer(monkeypatch: pytest.MonkeyP
     world = pure.World()
     (request,) = world.tells(world.agent.asks([user("q")], stream=True, reply="inbox"))
     assert isinstance(request, GenerationRequested)
-    monkeypatch.setattr("seamlessflow_trajectory_manager.streaming.TextStream.feed", fails)
+    monkeypatch.setattr("seamlessflow_trajectory_manager.rendering.text_stream.TextStream.feed", fails)
     deltas = deltas_of(world.manager)
     for event in world.engine.generates(request, "seven", cuts=[2])[:-1]:
         if isinstance(event, SegmentSampled):

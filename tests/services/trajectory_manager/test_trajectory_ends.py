@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, GenerationEnded, GenerationFinish, GenerationRequested
 from seamlessflow.text.markers import THINK, THOUGHT
-from seamlessflow_trajectory_manager.comparison import HEARD, replay
+from seamlessflow_trajectory_manager.replay_comparison import HEARD, replay
 from tests.domain.trajectory_builders import CALC, World, ids_of, manager, renderer, tokenizer, user
 
 TOOL_CALL = '<tool_call>{"name": "calc", "arguments": {}}</tool_call>'

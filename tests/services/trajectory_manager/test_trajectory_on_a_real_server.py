@@ -10,7 +10,7 @@ import pytest
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.server import EmbeddedServer
 from seamlessflow.contracts import GenerationRequested, SamplesReady
-from seamlessflow_trajectory_manager import reading
+from seamlessflow_trajectory_manager import run_reader
 from seamlessflow_trajectory_manager.replay import main, replay_run
 from tests.domain.trajectory_builders import RUN, user
 from tests.services.trajectory_manager.trajectory_world import World
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 @pytest.fixture
 async def real(own_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """The world on a real server."""
-    monkeypatch.setattr(reading, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(run_reader, "POLL_SECONDS", 0.02)
     made = World(tmp_path, await connect(own_server.url, name="test"))
     await made.start_run(ack_wait_seconds=1.0)
     made.publish_model()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_trajectory_manager.parsing import ToolCall, parse_call, parse_text
+from seamlessflow_trajectory_manager.rendering.tool_calls import ToolCall, parse_call, parse_text
 
 CALL = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
 MALFORMED = [

@@ -26,9 +26,9 @@ from seamlessflow.contracts.streams import control_streams, journal
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import read_lease
 from seamlessflow.weights import model_path, publish_folder
-from seamlessflow_trajectory_manager.comparison import replay
-from seamlessflow_trajectory_manager.manager import Manager
 from seamlessflow_trajectory_manager.replay import replay_run, report
+from seamlessflow_trajectory_manager.replay_comparison import replay
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from tests.domain.trajectory_builders import CALC, ORIGIN, RUN, renderer, user
 from tests.services.trajectory_manager.trajectory_world import NODE, World
 
@@ -222,7 +222,7 @@ async def test_a_buried_end_is_an_episode_without_samples(world: World, monkeypa
 
     await world.start_manager()
     await world.turn([user("q")], "seven")
-    monkeypatch.setattr("seamlessflow_trajectory_manager.ending.samples_of", fails)
+    monkeypatch.setattr("seamlessflow_trajectory_manager.trajectory.episode_end.samples_of", fails)
     await world.speaker.say(world.agent.ends(num_calls=1))
     ready = await world.found(SamplesReady)
     assert (ready.status, ready.reward, ready.samples) == (EpisodeStatus.COMPLETED, 1.0, ())

@@ -11,8 +11,8 @@ import pytest
 
 from seamlessflow.contracts import GenerationRequested
 from seamlessflow.contracts.streams import run_consumers
-from seamlessflow_trajectory_manager import membership
-from seamlessflow_trajectory_manager.manager import Manager
+from seamlessflow_trajectory_manager import run as membership
+from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from tests.domain.trajectory_builders import EPISODE, RUN, user
 from tests.services.trajectory_manager.trajectory_world import Running, World
 

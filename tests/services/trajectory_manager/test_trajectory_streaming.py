@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.text.tokenizer import ChatTokenizer
-from seamlessflow_trajectory_manager.library import LibraryRenderer, library_renderer
-from seamlessflow_trajectory_manager.rendering import Renderer, TemplateRenderer, Terms
-from seamlessflow_trajectory_manager.template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
+from seamlessflow_trajectory_manager.rendering.renderer import Renderer, TemplateRenderer, Terms
+from seamlessflow_trajectory_manager.rendering.renderers_library import LibraryRenderer, library_renderer
 from tests.domain.trajectory_builders import CALC, CHATML, renderer, tokenizer, user
 
 CALL = '<tool_call>{"name": "calc", "arguments": {}}</tool_call>'

@@ -28,7 +28,7 @@ def parse_completions(raw: bytes) -> Asked:
         max_tokens=whole_number(body, "max_tokens"),
         stop=stop_texts(body.get("stop"), "stop"),
         stream=stream,
-        logprobs=_logprobs(body.get("logprobs")),
+        logprobs=_wants_logprobs(body.get("logprobs")),
         extra={"include_usage": include_usage(body.get("stream_options"), is_stream=stream)},
     )
 
@@ -53,7 +53,7 @@ def _prompt(given: Any) -> str:
     raise bad_request(f"prompt must be text, got {kind_of(prompt)}", "prompt")
 
 
-def _logprobs(given: Any) -> bool:
+def _wants_logprobs(given: Any) -> bool:
     """How many alternatives are wanted: none are recorded, so 0 and 5 give the same."""
     if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
         raise bad_request(f"logprobs must be a whole number of at least 0, got {shown(given)}", "logprobs")

@@ -106,11 +106,11 @@ class Gateway:
         return web.json_response({"input_tokens": estimated_tokens(parse_messages(await body_of(request)))})
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        return web.json_response(models.listed(self._session(request).model))
+        return web.json_response(models.listed_models(self._session(request).model))
 
     async def _show_model(self, request: web.Request) -> web.Response:
         self._session(request)
-        return web.json_response(models.model(request.match_info["model"]))
+        return web.json_response(models.shown_model(request.match_info["model"]))
 
 
 async def _alive(request: web.Request) -> web.Response:

@@ -13,7 +13,7 @@ from typing import Any
 
 from seamlessflow_rollout_worker.engines.remote_protocol import Ask, Piece, Read, piece_of
 
-_PLAIN = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_SGLANG_PLAIN = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _LARGEST_SEED = (1 << 63) - 1
 
 
@@ -25,7 +25,7 @@ class SglangDialect:
     def body(self, ask: Ask) -> dict[str, Any]:
         params = ask.params
         drawing: dict[str, Any] = {
-            **_PLAIN,
+            **_SGLANG_PLAIN,
             "temperature": params.temperature,
             "top_p": params.top_p if params.temperature > 0.0 else 1.0,
             "max_new_tokens": ask.max_tokens,

@@ -11,13 +11,13 @@ from typing import Any
 
 from seamlessflow_rollout_worker.engines.remote_protocol import Ask, Piece, Read, piece_of, seed_of_attempt
 
-_PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_VLLM_PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def _drawing(ask: Ask) -> dict[str, Any]:
     params = ask.params
     drawing: dict[str, Any] = {
-        **_PLAIN,
+        **_VLLM_PLAIN,
         "temperature": params.temperature,
         "top_p": params.top_p if params.temperature > 0.0 else 1.0,
         "max_tokens": ask.max_tokens,

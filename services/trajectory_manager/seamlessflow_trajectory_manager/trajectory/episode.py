@@ -24,15 +24,15 @@ from seamlessflow.contracts import (
     SegmentSampled,
 )
 from seamlessflow.errors import MalformedMessage
+from seamlessflow_trajectory_manager.rendering.chat_template import TemplateRefused
+from seamlessflow_trajectory_manager.rendering.renderer import PROMPT_END_TOKENS, Renderer, Terms
 
-from .answers import answer_of, call_refused, client_gone, empty_prompt, engine_refused, refusal, too_long
 from .call import Asked, Call, End, Segment
-from .history import HistoryMode, Plan, Planner
-from .matching import Conversations
+from .call_answers import answer_of, call_refused, client_gone, empty_prompt, engine_refused, refusal, too_long
 from .messages import History, Messages
+from .prefix_match import Conversations
+from .prompt_plan import HistoryMode, Plan, Planner
 from .raw_prompts import RawPrompts, raw_text
-from .rendering import PROMPT_END_TOKENS, Renderer, Terms
-from .template import TemplateRefused
 from .tree import Run, Tree, Turn
 
 log = structlog.get_logger()

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from seamlessflow.errors import ConfigError
 from seamlessflow.text.markers import THINK
 from seamlessflow.text.tokenizer import ChatTokenizer, read_json
+from seamlessflow_trajectory_manager.trajectory.message_identity import Message
 
-from .identity import Message
-from .parsing import Parsed, parse_text
-from .redisplay import after_last, end_of_turn, with_other_turn
-from .streaming import Parts, Streamed, TextStream
-from .template import ChatTemplate, TemplateRefused
-from .visible import Visible
+from .chat_template import ChatTemplate, TemplateRefused
+from .text_stream import Parts, Streamed, TextStream
+from .tool_calls import Parsed, parse_text
+from .turn_boundary import after_last, end_of_turn, with_other_turn
+from .visible_text import Visible
 
 PROMPT_END_TOKENS = 64
 """Ids of a prompt's end in which the assistant's header is found."""
@@ -186,7 +186,7 @@ def load_renderer(folder: Path, model_name: str = "", *, now: datetime) -> Rende
     ``model_name``: the hub id where known; the ``renderers`` package goes by it. ``now``: what a template that shows the
     date takes for the time, always.
     """
-    from .library import library_renderer
+    from .renderers_library import library_renderer
 
     tokenizer = ChatTokenizer.load(folder, model_name)
     exact = library_renderer(tokenizer, now=now)

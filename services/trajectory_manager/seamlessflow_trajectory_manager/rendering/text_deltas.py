@@ -14,10 +14,10 @@ import structlog
 
 from seamlessflow.contracts import AnswerDelta, CallAnswered
 from seamlessflow.telemetry import count
+from seamlessflow_trajectory_manager.trajectory.call import Call, Segment
 
-from .call import Call, Segment
-from .rendering import Renderer, Terms
-from .streaming import NOTHING, Shown, Silent, Streamed
+from .renderer import Renderer, Terms
+from .text_stream import NOTHING, Shown, Silent, Streamed
 
 log = structlog.get_logger()
 

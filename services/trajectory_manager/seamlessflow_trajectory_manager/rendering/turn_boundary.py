@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
-from .identity import Message, text_of
+from seamlessflow_trajectory_manager.trajectory.message_identity import Message, text_of
 
 
 def end_of_turn(

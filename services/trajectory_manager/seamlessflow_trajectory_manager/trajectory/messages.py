@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import msgpack
 
-from .identity import Message, without_noise
+from .message_identity import Message, without_noise
 
 SHARED_BYTES = 256
 """From this size on content is shared between episodes: instructions and tools, which all episodes of an agent have."""

@@ -14,8 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from seamlessflow.errors import BadInput, ConfigError
 from seamlessflow.models.checking import template_source
+from seamlessflow_trajectory_manager.trajectory.message_identity import Message, text_of
 
-from .identity import Message, text_of
 from .template_tail import TemplateTail
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

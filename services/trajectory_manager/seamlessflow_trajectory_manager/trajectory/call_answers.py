@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from seamlessflow.contracts import AnswerTokens, CallAnswered, CallError, CallRequested, GenerationFinish, Usage
+from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed
+from seamlessflow_trajectory_manager.rendering.visible_text import Visible
 
 from .call import Asked
-from .identity import tool_call_id
-from .parsing import Parsed
+from .message_identity import tool_call_id
 from .tree import Turn
-from .visible import Visible
 
 
 def message_of(parsed: Parsed, call: str) -> dict[str, object]:

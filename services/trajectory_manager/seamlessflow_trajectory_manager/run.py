@@ -20,8 +20,8 @@ from seamlessflow.contracts import Event, Service
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.runtime import Context, read_run, stop_run
 
-from .manager import Manager
-from .reading import fetch_renderer, fold_shard
+from .run_reader import fetch_renderer, fold_shard
+from .trajectory.manager import Manager
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from seamlessflow.contracts import CallAnswered, CallError, EpisodeEnded, EpisodeEvaluated, EpisodeStatus, Event, SamplesReady
 
-from .answers import refusal
+from .call_answers import refusal
 from .episode import Episode
 from .samples import samples_of
 

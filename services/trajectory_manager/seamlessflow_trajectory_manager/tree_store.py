@@ -16,8 +16,7 @@ from seamlessflow.blobs import Store
 from seamlessflow.contracts import Float32s, Int32s
 from seamlessflow.errors import SeamlessFlowError
 
-from .forks import ForkCause
-from .tree import Tree, Turn
+from .trajectory.tree import ForkCause, Tree, Turn
 
 log = structlog.get_logger()
 

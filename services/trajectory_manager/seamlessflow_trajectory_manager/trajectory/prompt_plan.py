@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from seamlessflow.contracts import Int32s
+from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn, Renderer
 
-from .forks import Fork, ForkCause, reprefilled_tokens
-from .identity import Message
-from .matching import Place
-from .rendering import KnownTurn, Renderer
-from .tree import Tree
+from .message_identity import Message
+from .prefix_match import Place
+from .tree import Fork, ForkCause, Tree, reprefilled_tokens
 
 HEADER_TOKENS = 256
 """Of a turn's prompt, in which its header is found many times over: renderers look no further back."""

@@ -15,9 +15,9 @@ import hashlib
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
-from .forks import Fork, ForkCause
-from .identity import KEY_BYTES, Message, chain, identity_of, pointers_in
+from .message_identity import KEY_BYTES, Message, chain, identity_of, pointers_in
 from .messages import History
+from .tree import Fork, ForkCause
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from seamlessflow.contracts import AnswerDelta, CallAnswered, Event, Service
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.runtime import Inbox, Speaker
 
-from .answers import instead_of_unreadable
+from .trajectory.call_answers import instead_of_unreadable
 
 log = structlog.get_logger()
 

@@ -21,8 +21,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.addresses import message_id_of
 
-from .answers import instead_of_unreadable
-from .manager import ENDED, Manager, NotYet
+from .trajectory.call_answers import instead_of_unreadable
+from .trajectory.manager import ENDED, Manager, NotYet
 
 log = structlog.get_logger()
 

@@ -22,9 +22,9 @@ from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Speaker
 from seamlessflow.weights import fetch_folder, model_path
 
-from .comparison import consequences_of
-from .manager import Manager
-from .rendering import Renderer, load_renderer
+from .rendering.renderer import Renderer, load_renderer
+from .replay_comparison import consequences_of
+from .trajectory.manager import Manager
 
 log = structlog.get_logger()
 

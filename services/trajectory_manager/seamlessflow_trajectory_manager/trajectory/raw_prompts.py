@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from .identity import Message, text_of
+from .message_identity import Message, text_of
 
 PROMPT_ROLE = "prompt"
 

@@ -20,8 +20,7 @@ from seamlessflow.contracts import (
     SegmentSampled,
 )
 
-from .forks import ForkCause
-from .tree import Run, Turn, join, merge_runs
+from .tree import ForkCause, Run, Turn, join, merge_runs
 
 
 @dataclass(frozen=True, slots=True)

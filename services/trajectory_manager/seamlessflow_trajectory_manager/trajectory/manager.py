@@ -21,13 +21,13 @@ from collections.abc import Iterable
 
 from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, GenerationEnded, SegmentSampled
 from seamlessflow.errors import Unavailable
+from seamlessflow_trajectory_manager.rendering.renderer import Renderer, Terms
 
-from .answers import call_refused, refusal
 from .call import Call, End
-from .ending import ENDED, Ending, Finished
+from .call_answers import call_refused, refusal
 from .episode import Episode
-from .history import HistoryMode
-from .rendering import Renderer, Terms
+from .episode_end import ENDED, Ending, Finished
+from .prompt_plan import HistoryMode
 from .tree import Tree
 
 __all__ = ["ENDED", "Manager", "NotYet"]
