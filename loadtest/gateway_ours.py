@@ -32,8 +32,8 @@ from seamlessflow.run_training_sections import AlgorithmSection
 from seamlessflow.runtime import Speaker, open_context
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_agent_runner.config import RunnerSettings
-from seamlessflow_agent_runner.gateway.calls import CallDesk
-from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.call_requests import CallDesk
+from seamlessflow_agent_runner.gateway.http_server import Gateway
 from seamlessflow_agent_runner.gateway.sessions import Sessions
 
 RUN, ENV, TAG, SHARD = "load", "load", "rollout", "0"

@@ -28,9 +28,8 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BusClosed, MalformedMessage, Unavailable
 from seamlessflow.runtime import Context
-from seamlessflow_agent_runner.gateway.digests import digest
-from seamlessflow_agent_runner.gateway.progress import Progress
-from seamlessflow_agent_runner.gateway.waiting import Answers
+from seamlessflow_agent_runner.gateway.answer_wait import Answers, Progress
+from seamlessflow_agent_runner.gateway.sessions import digest
 
 from .constants import OVERHEAD_TOKENS
 from .timed_cell import ENV, Cell

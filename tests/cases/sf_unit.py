@@ -92,8 +92,8 @@ def renderer(where: Path) -> Any:
 
 
 def asked(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
-    from seamlessflow_agent_runner.gateway.memory import Memory
-    from seamlessflow_agent_runner.gateway.refusals import DIALECTS
+    from seamlessflow_agent_runner.gateway.error_middleware import DIALECTS
+    from seamlessflow_agent_runner.gateway.previous_responses import Memory
 
     dialect = next(d for d in DIALECTS if d.path == path)
     return Memory().completed(dialect.parse(json.dumps(body).encode()))

@@ -12,7 +12,7 @@ import logging
 
 from sf_unit import verdict
 
-from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.http_server import Gateway
 from seamlessflow_agent_runner.gateway.sessions import Sessions
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"

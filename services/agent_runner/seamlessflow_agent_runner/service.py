@@ -12,18 +12,18 @@ from seamlessflow.contracts import Lease
 from seamlessflow.runtime import Context, LeaseWatch, read_run
 
 from .config import RunnerSettings
-from .episode_desk import EpisodeDesk
-from .episodes import Surroundings
-from .gateway.access import Access
-from .gateway.calls import CallDesk
+from .episodes.episode_attempt import Surroundings
+from .episodes.local_episode import Hosting
+from .external.episode_api import EpisodeDesk
+from .gateway.auth import Access
+from .gateway.call_requests import CallDesk
 from .gateway.episode_routes import EpisodeRoutes
-from .gateway.server import Gateway
+from .gateway.http_server import Gateway
 from .gateway.sessions import Sessions
-from .homes import AgentsFolder
-from .hosted import Hosting
-from .membership import Membership
-from .memory import MemoryWatch
-from .nursery import Nursery
+from .processes.forkserver_client import Nursery
+from .processes.memory_limit import MemoryWatch
+from .processes.work_dirs import AgentsFolder
+from .run import Membership
 
 log = structlog.get_logger()
 

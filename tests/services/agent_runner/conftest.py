@@ -34,8 +34,8 @@ from seamlessflow.contracts.streams import consumer_name, queue_stream, run_cons
 from seamlessflow.run_config import RunConfig, parse_run_config
 from seamlessflow.runtime import Context, make_context
 from seamlessflow_agent_runner.config import RunnerSettings
-from seamlessflow_agent_runner.gateway.calls import CallDesk
-from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.call_requests import CallDesk
+from seamlessflow_agent_runner.gateway.http_server import Gateway
 from seamlessflow_agent_runner.gateway.sessions import Session, Sessions
 from seamlessflow_agent_runner.service import AgentRunner
 from tests.services.agent_runner.elsewhere import Gateway as ElsewhereGateway

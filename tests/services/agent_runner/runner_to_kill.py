@@ -5,12 +5,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from seamlessflow_agent_runner.agents import BARE, base_environment
-from seamlessflow_agent_runner.launch import Kind, Launch
-from seamlessflow_agent_runner.memory import MemoryWatch
-from seamlessflow_agent_runner.nursery import Nursery
-from seamlessflow_agent_runner.own_time import OwnTime
-from seamlessflow_agent_runner.process import AgentProcess, Limits
+from seamlessflow_agent_runner.episodes.agent_launch import BARE, base_environment
+from seamlessflow_agent_runner.episodes.deadline import OwnTime
+from seamlessflow_agent_runner.processes.agent_process import AgentProcess, Limits
+from seamlessflow_agent_runner.processes.forkserver_client import Kind, Launch, Nursery
+from seamlessflow_agent_runner.processes.memory_limit import MemoryWatch
 
 HERE = Path(__file__).parent
 SHELL = ("sh", "-c", "setsid sleep 1000 & sleep 1000 & exec sleep 1000")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from seamlessflow.contracts import CallAnswered
-from seamlessflow_agent_runner.gateway.dialect import Dialect, Frame
-from seamlessflow_agent_runner.gateway.progress import texts_of
+from seamlessflow_agent_runner.gateway.answer_wait import texts_of
+from seamlessflow_agent_runner.gateway.dialects.base import Dialect, Frame
 
 
 def streamed(dialect: Dialect, frame: Frame, answer: CallAnswered, num_parts: int = 3) -> bytes:

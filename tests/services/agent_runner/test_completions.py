@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from openai.types import Completion
 
 from seamlessflow.contracts import AnswerTokens, CallAnswered, CallError, Float32s, Int32s, Usage
-from seamlessflow_agent_runner.gateway.chat import parse_chat
-from seamlessflow_agent_runner.gateway.completions import parse_completions
-from seamlessflow_agent_runner.gateway.completions_answers import Completions
-from seamlessflow_agent_runner.gateway.dialect import Asked, Frame
-from seamlessflow_agent_runner.gateway.errors import ApiError
+from seamlessflow_agent_runner.gateway.api_errors import ApiError
+from seamlessflow_agent_runner.gateway.dialects.base import Asked, Frame
+from seamlessflow_agent_runner.gateway.dialects.openai_chat import parse_chat
+from seamlessflow_agent_runner.gateway.dialects.openai_completions import Completions, parse_completions
 from tests.services.agent_runner.streams import streamed
 
 HELLO = {"model": "m", "prompt": "Once upon"}

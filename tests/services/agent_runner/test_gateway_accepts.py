@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from seamlessflow.codec import decode, encode
 from seamlessflow.contracts import CallAnswered, CallRequested, GenerationRequested, Sampling
-from seamlessflow_agent_runner.gateway.dialect import Asked, Dialect, Frame
-from seamlessflow_agent_runner.gateway.digests import digest
-from seamlessflow_agent_runner.gateway.errors import ApiError
-from seamlessflow_agent_runner.gateway.memory import Memory
-from seamlessflow_agent_runner.gateway.refusals import DIALECTS
+from seamlessflow_agent_runner.gateway.api_errors import ApiError
+from seamlessflow_agent_runner.gateway.dialects.base import Asked, Dialect, Frame
+from seamlessflow_agent_runner.gateway.error_middleware import DIALECTS
+from seamlessflow_agent_runner.gateway.previous_responses import Memory
+from seamlessflow_agent_runner.gateway.sessions import digest
 from seamlessflow_trajectory_manager.trajectory.episode import Episode
 from tests.domain.trajectory_builders import CHATML, SMOLLM2, renderer
 from tests.services.agent_runner.conftest import opened

@@ -10,7 +10,7 @@ import pytest
 
 from seamlessflow.codec import encode
 from seamlessflow.contracts import AnswerTokens, CallError, Float32s, Int32s
-from seamlessflow_agent_runner.gateway.chat_answers import ChatStream
+from seamlessflow_agent_runner.gateway.dialects.openai_chat import ChatStream
 from tests.services.agent_runner.conftest import deltas_of
 from tests.services.agent_runner.spoken_turns import held
 

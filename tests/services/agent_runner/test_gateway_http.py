@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.errors import ConfigError
-from seamlessflow_agent_runner.gateway.calls import call_seed
-from seamlessflow_agent_runner.gateway.chat import parse_chat
-from seamlessflow_agent_runner.gateway.digests import digest
-from seamlessflow_agent_runner.gateway.errors import ApiError
-from seamlessflow_agent_runner.gateway.server import Gateway
-from seamlessflow_agent_runner.gateway.sessions import Sessions
+from seamlessflow_agent_runner.gateway.api_errors import ApiError
+from seamlessflow_agent_runner.gateway.call_requests import call_seed
+from seamlessflow_agent_runner.gateway.dialects.openai_chat import parse_chat
+from seamlessflow_agent_runner.gateway.http_server import Gateway
+from seamlessflow_agent_runner.gateway.sessions import Sessions, digest
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}

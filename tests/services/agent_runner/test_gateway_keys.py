@@ -12,8 +12,8 @@ import structlog
 from seamlessflow import telemetry
 from seamlessflow.contracts import Service
 from seamlessflow.settings import Settings
-from seamlessflow_agent_runner.gateway.memory import Memory
-from seamlessflow_agent_runner.gateway.server import Gateway
+from seamlessflow_agent_runner.gateway.http_server import Gateway
+from seamlessflow_agent_runner.gateway.previous_responses import Memory
 from seamlessflow_agent_runner.gateway.sessions import Sessions
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from seamlessflow.contracts import CallAbandoned
-from seamlessflow_agent_runner.gateway import calls
-from seamlessflow_agent_runner.gateway.refusals import DIALECTS
-from seamlessflow_agent_runner.gateway.server import digest_of
+from seamlessflow_agent_runner.gateway import call_requests
+from seamlessflow_agent_runner.gateway.error_middleware import DIALECTS
+from seamlessflow_agent_runner.gateway.http_server import digest_of
 from tests.services.agent_runner.spoken_turns import held
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
@@ -111,7 +111,7 @@ def test_only_what_turns_streaming_on_is_left_out(one: bytes, other: bytes, is_s
 
 async def test_a_client_that_stays_away_stops_its_sampling(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a grace; who then asks the same is sampled for anew."""
-    monkeypatch.setattr(calls, "ABANDON_SECONDS", 0.2)
+    monkeypatch.setattr(call_requests, "ABANDON_SECONDS", 0.2)
     gateway.manager.reply = held(3.0)
     async with gateway.openai(openai.AsyncOpenAI, max_retries=0) as client:
         lost = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))

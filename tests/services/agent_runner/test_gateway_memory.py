@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, CallError
-from seamlessflow_agent_runner.gateway.dialect import Asked
-from seamlessflow_agent_runner.gateway.digests import digest
-from seamlessflow_agent_runner.gateway.errors import ApiError
-from seamlessflow_agent_runner.gateway.memory import Memory, reference
+from seamlessflow_agent_runner.gateway.api_errors import ApiError
+from seamlessflow_agent_runner.gateway.dialects.base import Asked
+from seamlessflow_agent_runner.gateway.previous_responses import Memory, reference
+from seamlessflow_agent_runner.gateway.sessions import digest
 
 Message = dict[str, Any]
 

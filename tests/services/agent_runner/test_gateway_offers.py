@@ -20,18 +20,14 @@ from openai.types.responses import Response
 from structlog.testing import capture_logs
 
 from seamlessflow.contracts import CallAnswered
-from seamlessflow_agent_runner.gateway.bodies import MAX_DEPTH, json_object, shown
-from seamlessflow_agent_runner.gateway.chat import checked_tools, parse_chat
-from seamlessflow_agent_runner.gateway.chat_answers import ChatCompletions
-from seamlessflow_agent_runner.gateway.dialect import Asked, Dialect, Frame
-from seamlessflow_agent_runner.gateway.errors import ApiError
-from seamlessflow_agent_runner.gateway.messages import parse_messages
-from seamlessflow_agent_runner.gateway.messages_answers import Messages
-from seamlessflow_agent_runner.gateway.offers import FREE_CHOICE, HOSTED
-from seamlessflow_agent_runner.gateway.responses import parse_responses
-from seamlessflow_agent_runner.gateway.responses_answers import Responses
-from seamlessflow_agent_runner.gateway.responses_bodies import output_items
-from seamlessflow_agent_runner.gateway.responses_input import messages_in
+from seamlessflow_agent_runner.gateway.api_errors import ApiError
+from seamlessflow_agent_runner.gateway.dialects.anthropic_answer import Messages
+from seamlessflow_agent_runner.gateway.dialects.anthropic_request import parse_messages
+from seamlessflow_agent_runner.gateway.dialects.base import Asked, Dialect, Frame
+from seamlessflow_agent_runner.gateway.dialects.openai_chat import ChatCompletions, checked_tools, parse_chat
+from seamlessflow_agent_runner.gateway.dialects.openai_responses_answer import Responses, output_items
+from seamlessflow_agent_runner.gateway.dialects.openai_responses_request import messages_in, parse_responses
+from seamlessflow_agent_runner.gateway.dialects.request_fields import FREE_CHOICE, HOSTED, MAX_DEPTH, json_object, shown
 from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
 from seamlessflow_trajectory_manager.trajectory.call_answers import message_of
 from seamlessflow_trajectory_manager.trajectory.message_identity import identity_of

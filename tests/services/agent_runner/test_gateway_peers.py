@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seamlessflow_agent_runner.gateway import peers
+from seamlessflow_agent_runner.gateway import response_writer
 from tests.services.agent_runner.sockets import Client, ask, body, until
 
 BIG = 30 << 20
@@ -46,7 +46,7 @@ async def test_a_connection_on_which_nothing_is_acknowledged_is_broken_by_the_sy
     await until(lambda: bool(gateway.session.calls and gateway.session.calls[0].clients))
     (accepted,) = gateway.session.calls[0].clients
 
-    assert patience_of(accepted) == peers.UNACKNOWLEDGED_SECONDS
+    assert patience_of(accepted) == response_writer.UNACKNOWLEDGED_SECONDS
     client.leave()
 
 
@@ -58,8 +58,8 @@ def patience_of(accepted: asyncio.Transport) -> float:
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="not on this system")
 async def test_a_client_without_room_is_not_taken_for_a_dead_one(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system cannot tell them apart: it would cut off an agent that runs a tool while the rest of its answer waits."""
-    monkeypatch.setattr(peers, "UNACKNOWLEDGED_SECONDS", 1.0)
-    monkeypatch.setattr(peers, "STALLED_SECONDS", 4.0)
+    monkeypatch.setattr(response_writer, "UNACKNOWLEDGED_SECONDS", 1.0)
+    monkeypatch.setattr(response_writer, "STALLED_SECONDS", 4.0)
     gateway.manager.reply, gateway.manager.with_hints = medium, False
     client = await ask(gateway, body())
     client.writer.transport.pause_reading()
@@ -74,7 +74,7 @@ async def test_a_client_without_room_is_not_taken_for_a_dead_one(gateway: Any, m
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_does_not_read_is_cut_off(gateway: Any, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is not delivered: it may come back for it."""
-    monkeypatch.setattr(peers, "STALLED_SECONDS", 0.4)
+    monkeypatch.setattr(response_writer, "STALLED_SECONDS", 0.4)
     call, client = await ask_and_read_no_further(gateway, stream=stream)
     await until(lambda: not call.clients)
 
@@ -85,7 +85,7 @@ async def test_a_client_that_does_not_read_is_cut_off(gateway: Any, stream: bool
 
 async def test_a_client_that_reads_slowly_is_served(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes, as long as it takes something."""
-    monkeypatch.setattr(peers, "STALLED_SECONDS", 0.8)
+    monkeypatch.setattr(response_writer, "STALLED_SECONDS", 0.8)
     call, client = await ask_and_read_no_further(gateway, stream=True)
     client.writer.transport.resume_reading()
     took_bytes = 0

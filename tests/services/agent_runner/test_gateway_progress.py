@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import AnswerDelta, CallAnswered
-from seamlessflow_agent_runner.gateway.progress import Progress, Unsent, texts_of
+from seamlessflow_agent_runner.gateway.answer_wait import Progress, Unsent, texts_of
 
 
 @st.composite

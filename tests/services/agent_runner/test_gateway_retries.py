@@ -20,7 +20,7 @@ import pytest
 from seamlessflow.codec import encode
 from seamlessflow.contracts import AnswerDelta
 from seamlessflow.errors import Unavailable
-from seamlessflow_agent_runner.gateway import calls
+from seamlessflow_agent_runner.gateway import call_requests
 from tests.services.agent_runner.sockets import ask, body, until
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -49,7 +49,7 @@ async def test_a_call_is_not_lost_while_one_of_its_clients_stays(
     gateway: Any, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry that joined it and left again takes nothing away from the first client."""
-    monkeypatch.setattr(calls, "ABANDON_SECONDS", 0.2)
+    monkeypatch.setattr(call_requests, "ABANDON_SECONDS", 0.2)
     first = await ask(gateway, body())
     await until(lambda: len(gateway.session.calls) == 1)
     (call,) = gateway.session.calls
@@ -69,7 +69,7 @@ async def test_a_call_is_abandoned_when_all_of_its_clients_are_gone(
     gateway: Any, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In whatever order they go."""
-    monkeypatch.setattr(calls, "ABANDON_SECONDS", 0.2)
+    monkeypatch.setattr(call_requests, "ABANDON_SECONDS", 0.2)
     clients = [await ask(gateway, body())]
     await until(lambda: len(gateway.session.calls) == 1)
     (call,) = gateway.session.calls
@@ -142,8 +142,8 @@ async def test_a_call_that_could_not_be_said_yet_is_said_before_its_end(
     gateway: Any, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal was away, and the client did not wait so long."""
-    monkeypatch.setattr(calls, "ABANDON_SECONDS", 0.1)
-    monkeypatch.setattr(calls, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(call_requests, "ABANDON_SECONDS", 0.1)
+    monkeypatch.setattr(call_requests, "RETRY_SECONDS", 0.1)
     speaker, said, is_there = gateway.gateway._desk._speaker, [], False
     say: Callable[[Any], Awaitable[Any]] = speaker.say
 

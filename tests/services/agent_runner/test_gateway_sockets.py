@@ -110,7 +110,7 @@ async def test_slow_clients_are_in_nobodys_way(gateway: Any) -> None:
 
 async def test_a_body_that_dribbles_in_is_refused(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while, and its connection ends; nothing was asked."""
-    monkeypatch.setattr("seamlessflow_agent_runner.gateway.refusals.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("seamlessflow_agent_runner.gateway.error_middleware.BODY_SECONDS", 0.3)
     whole = post(gateway, Connection="keep-alive")
     began = len(whole) - 10
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow_agent_runner.gateway import waiting
+from seamlessflow_agent_runner.gateway import answer_wait
 from tests.services.agent_runner.spoken_turns import held
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
@@ -87,7 +87,7 @@ async def test_a_hint_does_not_wait_for_a_look_that_takes_long(gateway: Any, mon
         await looking.wait()
         return {"role": "assistant", "content": "at last"}
 
-    monkeypatch.setattr(waiting.Newest, "answer", slow)
+    monkeypatch.setattr(answer_wait.Newest, "answer", slow)
     gateway.manager.reply = reply
     async with gateway.openai(openai.AsyncOpenAI) as client, asyncio.timeout(5.0):
         answer = await client.chat.completions.create(model="m", messages=HELLO)
@@ -97,9 +97,9 @@ async def test_a_hint_does_not_wait_for_a_look_that_takes_long(gateway: Any, mon
 
 async def test_waiters_look_ever_more_seldom_while_others_are_answered(gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a busy run something new always stands in the journal: each look costs a read."""
-    monkeypatch.setattr(waiting, "FIRST_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(waiting, "LONGEST_LOOK_SECONDS", 0.8)
-    monkeypatch.setattr(waiting, "_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(answer_wait, "FIRST_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(answer_wait, "LONGEST_LOOK_SECONDS", 0.8)
+    monkeypatch.setattr(answer_wait, "_FRESH_SECONDS", 0.0)
     speaker, looks = gateway.gateway._desk._speaker, Counter[str]()
     first = speaker.first
 

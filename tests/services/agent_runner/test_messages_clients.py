@@ -12,7 +12,7 @@ import pytest
 
 from seamlessflow.contracts import CallError
 from seamlessflow.run_sections import AgentSection
-from seamlessflow_agent_runner.agents import launch_of
+from seamlessflow_agent_runner.episodes.agent_launch import launch_of
 from seamlessflow_trajectory_manager.trajectory.call_answers import too_long
 from seamlessflow_trajectory_manager.trajectory.message_identity import identity_of
 from tests.services.agent_runner.spoken_turns import Script, held, parents_of, turn

@@ -17,12 +17,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, Usage
-from seamlessflow_agent_runner.gateway.dialect import Asked, Frame
-from seamlessflow_agent_runner.gateway.digests import digest
-from seamlessflow_agent_runner.gateway.errors import ApiError, bad_request
-from seamlessflow_agent_runner.gateway.messages import estimated_tokens, parse_messages
-from seamlessflow_agent_runner.gateway.messages_answers import Messages
-from seamlessflow_agent_runner.gateway.messages_bodies import input_of
+from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request
+from seamlessflow_agent_runner.gateway.dialects.anthropic_answer import Messages, input_of
+from seamlessflow_agent_runner.gateway.dialects.anthropic_request import estimated_tokens, parse_messages
+from seamlessflow_agent_runner.gateway.dialects.base import Asked, Frame
+from seamlessflow_agent_runner.gateway.sessions import digest
 from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
 from seamlessflow_trajectory_manager.trajectory.call_answers import message_of, too_long
 from seamlessflow_trajectory_manager.trajectory.message_identity import canonical_arguments, identity_of, pointers_in

@@ -10,7 +10,7 @@ import pytest
 from seamlessflow.contracts import CallRequested, EpisodeOrigin, EpisodeStatus, Sampling, WeightsLoaded, WeightsPublished
 from seamlessflow.errors import Unavailable
 from seamlessflow.run_config import WeightsSection
-from seamlessflow_agent_runner.pinning import Pin, Pinning
+from seamlessflow_agent_runner.episodes.pinned_version import Pin, Pinning
 from tests.services.agent_runner.conftest import config_of, echo
 
 RUN = "r1"
@@ -18,7 +18,7 @@ RUN = "r1"
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
-    monkeypatch.setattr("seamlessflow_agent_runner.pinning.FRESH_SECONDS", 0.001)
+    monkeypatch.setattr("seamlessflow_agent_runner.episodes.pinned_version.FRESH_SECONDS", 0.001)
 
 
 def call(name: str, **more) -> CallRequested:
@@ -81,7 +81,7 @@ async def test_an_episode_that_comes_before_any_weights_waits_for_the_first(spea
 
 async def test_where_the_word_of_the_first_load_was_lost_an_episode_keeps_what_was_published(speaker, monkeypatch):
     """It is said once, and the next load comes only when episodes have ended; a load that is said after all counts again."""
-    monkeypatch.setattr("seamlessflow_agent_runner.pinning.UNSAID_SECONDS", 0.03)
+    monkeypatch.setattr("seamlessflow_agent_runner.episodes.pinned_version.UNSAID_SECONDS", 0.03)
     pinning = Kept().of(speaker)
     waiting = asyncio.create_task(pinning.newest())
     await asyncio.sleep(0.01)
@@ -95,7 +95,7 @@ async def test_where_the_word_of_the_first_load_was_lost_an_episode_keeps_what_w
 
 async def test_a_journal_that_is_away_is_waited_for(speaker, monkeypatch):
     """A call is held, never refused."""
-    monkeypatch.setattr("seamlessflow_agent_runner.pinning.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("seamlessflow_agent_runner.episodes.pinned_version.RETRY_SECONDS", 0.001)
     await load(speaker, 3)
     answers = [Unavailable("no server"), Unavailable("no server")]
 

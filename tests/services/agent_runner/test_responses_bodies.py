@@ -18,15 +18,21 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from seamlessflow.contracts import CallAnswered, Usage
-from seamlessflow_agent_runner.gateway.chat import checked_messages, checked_tools, parse_chat
-from seamlessflow_agent_runner.gateway.dialect import Asked, Frame
-from seamlessflow_agent_runner.gateway.errors import ApiError
-from seamlessflow_agent_runner.gateway.memory import Memory
-from seamlessflow_agent_runner.gateway.responses import ECHOED, parse_responses
-from seamlessflow_agent_runner.gateway.responses_answers import Responses
-from seamlessflow_agent_runner.gateway.responses_bodies import output_items
-from seamlessflow_agent_runner.gateway.responses_ids import call_in, item_id, sealed, unsealed
-from seamlessflow_agent_runner.gateway.responses_input import ROLES, messages_in
+from seamlessflow_agent_runner.gateway.api_errors import ApiError
+from seamlessflow_agent_runner.gateway.dialects.base import Asked, Frame
+from seamlessflow_agent_runner.gateway.dialects.openai_chat import checked_messages, checked_tools, parse_chat
+from seamlessflow_agent_runner.gateway.dialects.openai_responses_answer import Responses, output_items
+from seamlessflow_agent_runner.gateway.dialects.openai_responses_request import (
+    ECHOED,
+    ROLES,
+    call_in,
+    item_id,
+    messages_in,
+    parse_responses,
+    sealed,
+    unsealed,
+)
+from seamlessflow_agent_runner.gateway.previous_responses import Memory
 from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
 from seamlessflow_trajectory_manager.trajectory.call_answers import message_of
 from seamlessflow_trajectory_manager.trajectory.message_identity import identity_of, pointers_in

@@ -12,11 +12,11 @@ from deploy.demo.calculator import calc
 from deploy.demo.verifiers import last_number
 from seamlessflow.contracts import EpisodeStatus
 from seamlessflow.run_sections import AgentSection
-from seamlessflow_agent_runner.agents import verdict_of
-from seamlessflow_agent_runner.credits import shared_credits
-from seamlessflow_agent_runner.judge import judged
-from seamlessflow_agent_runner.memory import memory_by_session, own_bytes
-from seamlessflow_agent_runner.process import Cause, Ending
+from seamlessflow_agent_runner.episodes.agent_launch import verdict_of
+from seamlessflow_agent_runner.episodes.verifier_process import judged
+from seamlessflow_agent_runner.processes.agent_process import Cause, Ending
+from seamlessflow_agent_runner.processes.memory_limit import memory_by_session, own_bytes
+from seamlessflow_agent_runner.run import shared_credits
 
 RUNNING = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5), max_size=4)
 

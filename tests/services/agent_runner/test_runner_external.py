@@ -11,7 +11,7 @@ import pytest
 from seamlessflow.contracts import EpisodeStarted, EpisodeStatus, RunEnded, TaskSubmitted
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
-from seamlessflow_agent_runner import outlet
+from seamlessflow_agent_runner.external import episode_queue
 from tests.services.agent_runner.elsewhere import RUN, Gateway, external, member, num_delivered
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
@@ -67,7 +67,7 @@ async def test_asking_for_one_task_finds_it_behind_others(start: Start) -> None:
 
 async def test_a_search_through_a_long_queue_hands_back_what_lay_longest(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets past more episodes than lie at hand, and none of them is lost."""
-    monkeypatch.setattr(outlet, "SHELF_SIZE", 3)
+    monkeypatch.setattr(episode_queue, "SHELF_SIZE", 3)
     world, gateway = await start()
     for number in range(8):
         await world.say(member(f"t{number}"))

@@ -11,8 +11,9 @@ import pytest
 from seamlessflow.contracts import EpisodeEnded, EpisodeStarted, EpisodeStatus, Service, TaskSubmitted
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import ConfigError, Unavailable
-from seamlessflow_agent_runner import episodes, outlet, running
-from seamlessflow_agent_runner.gateway.access import Access
+from seamlessflow_agent_runner.episodes import episode_attempt, local_episode
+from seamlessflow_agent_runner.external import episode_queue
+from seamlessflow_agent_runner.gateway.auth import Access
 from tests.services.agent_runner.elsewhere import RUN, Gateway, member, num_delivered
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
@@ -48,8 +49,8 @@ async def test_what_a_killed_gateway_held_is_ended_though_nobody_asks_for_it(
     start: Start, monkeypatch: pytest.MonkeyPatch, task: str | None
 ) -> None:
     """All of it, whether nobody asks at all or somebody for something else; what nobody held stays as it is."""
-    monkeypatch.setattr(outlet, "PATROL_SECONDS", 0.3)
-    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 0.3)
+    monkeypatch.setattr(local_episode, "DOUBT_SECONDS", 0.2)
     world, gateway = await start()
     asking = [] if task is None else [asyncio.create_task(gateway.open(task=task, wait_seconds=3))]
     for index in range(3):
@@ -65,7 +66,7 @@ async def test_what_a_killed_gateway_held_is_ended_though_nobody_asks_for_it(
 
 async def test_a_gateway_that_was_only_cut_off_keeps_its_episodes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an outage all that it holds is given to others; they hand it back, and it shows that it lives."""
-    monkeypatch.setattr(outlet, "PATROL_SECONDS", 0.3)
+    monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 0.3)
     world, first = await start(gateway_only=True)
     await world.say(member())
     episode = await first.opened()
@@ -77,19 +78,19 @@ async def test_a_gateway_that_was_only_cut_off_keeps_its_episodes(start: Start, 
     async with asyncio.timeout(5):
         while queue._num_delivered[seq] < 2:
             await asyncio.sleep(0.02)
-    await asyncio.sleep(running.DOUBT_SECONDS + 1.0)
+    await asyncio.sleep(local_episode.DOUBT_SECONDS + 1.0)
 
     assert (await first.end(episode, {"reward": 0.5})).status_code == 200
 
 
 async def test_a_patrol_hands_back_at_once_what_it_finds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes stay in the queue for whoever asks, at another gateway too."""
-    monkeypatch.setattr(outlet, "PATROL_SECONDS", 0.1)
+    monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 0.1)
     world, _ = await start(gateway_only=True)
     for index in range(3):
         await world.say(member(index=index))
     await asyncio.sleep(1.0)
-    monkeypatch.setattr(outlet, "PATROL_SECONDS", 60)
+    monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 60)
     _, second = await start(world=world, gateway_only=True)
 
     async with asyncio.timeout(5):
@@ -106,15 +107,15 @@ async def test_a_search_for_what_is_not_there_leaves_the_rest_to_other_gateways(
     _, second = await start(world=world, gateway_only=True)
 
     for _ in range(2):
-        async with asyncio.timeout(outlet.SHELF_SECONDS + 3):
+        async with asyncio.timeout(episode_queue.SHELF_SECONDS + 3):
             await second.opened(wait_seconds=20)
     search.cancel()
-    assert outlet.SHELF_SECONDS <= 2
+    assert episode_queue.SHELF_SECONDS <= 2
 
 
 async def test_a_reward_outlives_an_outage_of_the_journal(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said when the journal is back; the report and its repetition meanwhile wait for that."""
-    monkeypatch.setattr(episodes, "SAY_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
     world, gateway = await start()
     await world.say(member())
     episode = await gateway.opened()
@@ -135,7 +136,7 @@ async def test_a_reward_outlives_an_outage_of_the_journal(start: Start, monkeypa
 
 async def test_an_end_that_was_stored_unheard_is_ours(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal had it, only its acknowledgement was lost."""
-    monkeypatch.setattr(episodes, "SAY_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
     world, gateway = await start()
     await world.say(member())
     episode = await gateway.opened()
@@ -167,7 +168,7 @@ async def test_the_end_of_an_agent_of_ours_outlives_an_outage(
     start: Start, python_agents: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reward is not worked out a second time, and no attempt is lost."""
-    monkeypatch.setattr(episodes, "SAY_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
     world, gateway = await start(python_agents("prints"))
     outage = Outage(gateway, EpisodeEnded, monkeypatch)
     await world.say(member())
@@ -289,8 +290,8 @@ async def test_an_episode_that_an_earlier_runner_started_is_lost_and_the_next_is
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asked never notices."""
-    monkeypatch.setattr(outlet, "PATROL_SECONDS", 0.3)
-    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 0.3)
+    monkeypatch.setattr(local_episode, "DOUBT_SECONDS", 0.2)
     world, gateway = await start()
     lost = member()
     await world.say(lost)
@@ -325,7 +326,7 @@ async def test_a_stopped_gateway_hands_back_and_says_what_is_lost(start: Start) 
 
 async def test_what_nobody_comes_for_is_handed_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """An episode that was pulled while another was looked for does not lie at one gateway while it is wanted at the next."""
-    monkeypatch.setattr(outlet, "SHELF_SECONDS", 0.3)
+    monkeypatch.setattr(episode_queue, "SHELF_SECONDS", 0.3)
     world, first = await start(gateway_only=True)
     _, second = await start(world=world, gateway_only=True)
     await world.say(member())
@@ -337,7 +338,7 @@ async def test_what_nobody_comes_for_is_handed_back(start: Start, monkeypatch: p
 
 async def test_after_a_killed_gateway_an_agent_opens_a_new_episode(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its old key is unknown; its episode is said to be lost by the one that takes over."""
-    monkeypatch.setattr(running, "DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr(local_episode, "DOUBT_SECONDS", 0.2)
     world, gateway = await start()
     await world.say(member())
     episode = await gateway.opened()

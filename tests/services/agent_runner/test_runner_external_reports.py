@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeStatus
-from seamlessflow_agent_runner import episodes
+from seamlessflow_agent_runner.episodes import episode_attempt
 from tests.services.agent_runner.elsewhere import RUN, Gateway, external, member
 
 Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
@@ -135,7 +135,7 @@ async def test_an_episode_that_the_scheduler_ended_takes_no_report(start: Start)
 
     unnoticed = await gateway.end(first, {"reward": 1.0})
     assert unnoticed.status_code == 409 and "run_ended" in unnoticed.json()["error"]["message"]
-    async with asyncio.timeout(episodes.ENDED_LOOK_SECONDS + 5):
+    async with asyncio.timeout(episode_attempt.ENDED_LOOK_SECONDS + 5):
         while (await gateway.state(second)).json()["state"] != "ended":
             await asyncio.sleep(0.1)
     assert (await gateway.end(second, {"reward": 1.0})).status_code == 409

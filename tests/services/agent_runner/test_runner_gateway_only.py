@@ -12,7 +12,7 @@ import pytest
 
 from seamlessflow.contracts import EpisodeStarted
 from seamlessflow_agent_runner.config import RunnerSettings
-from seamlessflow_agent_runner.gateway.errors import ApiError
+from seamlessflow_agent_runner.gateway.api_errors import ApiError
 from seamlessflow_agent_runner.gateway.sessions import Sessions
 from tests.services.agent_runner.conftest import config_of
 from tests.services.agent_runner.elsewhere import RUN, bearer, external, member, start_gateway

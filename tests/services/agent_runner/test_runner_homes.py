@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.errors import ConfigError
-from seamlessflow_agent_runner import homes
-from seamlessflow_agent_runner.homes import AgentsFolder
+from seamlessflow_agent_runner.processes import work_dirs
+from seamlessflow_agent_runner.processes.work_dirs import AgentsFolder
 
 CHECKOUT = Path(__file__).parents[3]
 HOLDER = (
-    "import sys, time, pathlib; from seamlessflow_agent_runner.homes import AgentsFolder\n"
+    "import sys, time, pathlib; from seamlessflow_agent_runner.processes.work_dirs import AgentsFolder\n"
     "folder = AgentsFolder.take(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
     "(folder.path / 'home').mkdir(); print(folder.path, flush=True); time.sleep(60)"
 )
@@ -63,7 +63,7 @@ def test_what_a_killed_runner_left_is_removed(tmp_path: Path) -> None:
 
 def test_two_runners_of_one_name_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to set; the first one keeps its agents."""
-    monkeypatch.setattr(homes, "TAKE_SECONDS", 0.2)
+    monkeypatch.setattr(work_dirs, "TAKE_SECONDS", 0.2)
     first = AgentsFolder.take(tmp_path, "same/name")
 
     with pytest.raises(ConfigError, match="SEAMLESSFLOW_INSTANCE"):

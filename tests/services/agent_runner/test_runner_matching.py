@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_agent_runner.credits import external_credits
-from seamlessflow_agent_runner.matching import Matching, Offer, Want
+from seamlessflow_agent_runner.external.episode_queue import Matching, Offer, Want
+from seamlessflow_agent_runner.run import external_credits
 
 TASKS = st.sampled_from(["a", "b", "c"])
 STEPS = st.lists(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import EpisodeStatus
-from seamlessflow_agent_runner import own_time
-from seamlessflow_agent_runner.own_time import OwnTime, overall_seconds
+from seamlessflow_agent_runner.episodes import deadline as own_time
+from seamlessflow_agent_runner.episodes.deadline import OwnTime, overall_seconds
 
 CHANGES = st.lists(st.tuples(st.floats(0, 1000), st.sampled_from(["asked", "over"])), max_size=30)
 
