@@ -18,9 +18,9 @@ from typing import Any
 
 from loadtest.gateway_child import lines_told, say
 from seamlessflow.run_config import RunConfig, parse_run_config
-from seamlessflow_rollout_worker.building import build_engine
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import SamplingParams
+from seamlessflow_rollout_worker.engines.factory import build_engine
 
 Sample = Callable[[dict[str, Any]], AsyncIterator[int]]
 """A request as JSON, into the counts of tokens as they come."""

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from seamlessflow.run_config import RunConfig
-from seamlessflow_rollout_worker.building import dtype_of
-from seamlessflow_rollout_worker.engines.model_config import model_config
-from seamlessflow_rollout_worker.engines.parent_guard import DiesWith
-from seamlessflow_rollout_worker.engines.vllm_options import cpu_cache_bytes
-from seamlessflow_rollout_worker.engines.vllm_process import ENVIRONMENT
+from seamlessflow_rollout_worker.engines.factory import dtype_of
+from seamlessflow_rollout_worker.engines.vllm.process import ENVIRONMENT, DiesWith, cpu_cache_bytes
+from seamlessflow_rollout_worker.engines.weights_staging import model_config
 
 _AS_OURS = ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "HF_HUB_OFFLINE", "VLLM_LOGGING_LEVEL", "VLLM_WORKER_MULTIPROC_METHOD")
 """Of the environment that our engine sets: nothing that sampling is faster or slower for."""

@@ -17,8 +17,8 @@ from loadtest.report import Figure, arguments, publish
 from seamlessflow.models import make_tiny, resolve_model
 from seamlessflow.settings import Settings
 from seamlessflow_rollout_worker.engines.base import Engine, SamplingParams
-from seamlessflow_rollout_worker.engines.continuous import ContinuousBatchingEngine
-from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
+from seamlessflow_rollout_worker.engines.transformers.continuous_engine import ContinuousBatchingEngine
+from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 48

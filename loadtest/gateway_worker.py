@@ -1,6 +1,7 @@
 """Plays a rollout-worker whose engine answers at once: claim, one segment, end. python -m loadtest.gateway_worker
 
-The worker's own writer (seamlessflow_rollout_worker.segments) says them, so the journal gets what a real worker gives it, each
+The worker's own writer (seamlessflow_rollout_worker.generations.segment_writer) says them, so the journal gets what a real
+worker gives it, each
 append fenced by the one before. Not the whole rollout-worker with the scripted engine: that draws one token at a time in
 Python, some ten milliseconds for a thousand of them, on the two cores that everything here shares. What a real worker does
 besides is left out, too: looking for the episode's end, reading the generation's history and its parent's tokens.
@@ -25,8 +26,8 @@ from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.runtime import Context, open_context
 from seamlessflow.settings import Settings
 from seamlessflow_rollout_worker.engines.base import Chunk
-from seamlessflow_rollout_worker.inflight import STREAMED, History, Pace
-from seamlessflow_rollout_worker.segments import SegmentWriter
+from seamlessflow_rollout_worker.generations.generation_state import STREAMED, History, Pace
+from seamlessflow_rollout_worker.generations.segment_writer import SegmentWriter
 
 NUM_VARIANTS = 8
 LOGPROB = -0.1234567

@@ -14,9 +14,9 @@ from loadtest.measured_engine import MeasuredEngine
 from seamlessflow.contracts import Service
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import open_context
-from seamlessflow_rollout_worker.building import build_engine
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import Engine
+from seamlessflow_rollout_worker.engines.factory import build_engine
 from seamlessflow_rollout_worker.service import RolloutWorker
 
 LOOK_SECONDS = 0.05

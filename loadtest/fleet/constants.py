@@ -117,7 +117,8 @@ a scheduler that decides within that time at 1,000 nodes."""
 
 SLOTS = 256
 """Sequences side by side that an engine has room for, and ``fleet.slots`` of a run: vLLM's default ``max_num_seqs``. Where
-fewer contexts fit into its cache a worker takes fewer episodes by itself (``seamlessflow_rollout_worker.contexts``)."""
+fewer contexts fit into its cache a worker takes fewer episodes by itself
+(``seamlessflow_rollout_worker.generations.context_budget``)."""
 
 LONGEST_CONTEXT = 40_960
 """Of the model as served. Published: 40 K (SkyRL-Agent, arXiv 2511.16108). Only a worker that has seen no episode end makes use
@@ -304,9 +305,9 @@ WAITS = (
         False,
         "only under churn: what a dead worker had is gone on with after so long; its episodes are 300 modelled seconds later",
     ),
-    Wait("seamlessflow_rollout_worker.weights:POLL_SECONDS", 0.5, False, "only where a hint was lost; none seen"),
+    Wait("seamlessflow_rollout_worker.weights.updater:POLL_SECONDS", 0.5, False, "only where a hint was lost; none seen"),
     Wait(
-        "seamlessflow_rollout_worker.sampling:LATER_SECONDS",
+        "seamlessflow_rollout_worker.generations.delivery_handler:LATER_SECONDS",
         0.5,
         False,
         "only where a turn is asked for before its parent is stored: 5 modelled seconds of one agent; none seen",

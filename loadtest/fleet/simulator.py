@@ -21,7 +21,7 @@ from seamlessflow.contracts import (
     StepTaken,
 )
 from seamlessflow.contracts.streams import commons
-from seamlessflow_rollout_worker.contexts import LOOK_SECONDS
+from seamlessflow_rollout_worker.generations.context_budget import LOOK_SECONDS
 
 from .constants import CONTROL_SECONDS
 from .simulator_account import Account, Depths, Outcome

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from seamlessflow_rollout_worker.contexts import Contexts
+from seamlessflow_rollout_worker.generations.context_budget import Contexts
 
 from .constants import LONGEST_CONTEXT, UNSAID_SECONDS
 from .cost import Cost

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
-from seamlessflow_rollout_worker.engines.front import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
-from seamlessflow_rollout_worker.engines.staging import Staging
+from seamlessflow_rollout_worker.engines.open_requests import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
+from seamlessflow_rollout_worker.engines.weights_staging import Staging
 
 from .cost import Cost
 from .engine_model import Engine as EngineModel

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seamlessflow.errors import BadInput
-from seamlessflow_rollout_worker.engines.toy_policy import read_logits
+from seamlessflow_rollout_worker.engines.scripted_engine import read_logits
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]

@@ -148,7 +148,7 @@ class Parts:
 
     async def _worker(self, name: str, node: str) -> None:
         from seamlessflow_rollout_worker.config import WorkerSettings
-        from seamlessflow_rollout_worker.inflight import Pace
+        from seamlessflow_rollout_worker.generations.generation_state import Pace
         from seamlessflow_rollout_worker.service import RolloutWorker
 
         settings = self._settings(WorkerSettings, node)

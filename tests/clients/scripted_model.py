@@ -15,7 +15,7 @@ from typing import Any
 
 from seamlessflow.contracts import Int32s
 from seamlessflow_rollout_worker.engines.base import Chunk, SamplingParams
-from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.scripted_engine import ScriptedEngine
 from tests.domain.trajectory_builders import CHATML, tokenizer
 
 NUM_MERGES = 120

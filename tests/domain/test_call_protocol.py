@@ -39,7 +39,15 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.addresses import address
 from seamlessflow.errors import SequenceMismatch
-from seamlessflow_rollout_worker.inflight import AckOnly, Continue, EndNow, History, Stretch, decide, segment_of
+from seamlessflow_rollout_worker.generations.generation_state import (
+    AckOnly,
+    Continue,
+    EndNow,
+    History,
+    Stretch,
+    decide,
+    segment_of,
+)
 from seamlessflow_trajectory_manager.replay_comparison import HEARD, consequences_of, replay
 from seamlessflow_trajectory_manager.trajectory.call import End
 from seamlessflow_trajectory_manager.trajectory.manager import Manager, NotYet

@@ -33,9 +33,9 @@ from seamlessflow.contracts import (
     claim_of,
 )
 from seamlessflow.errors import BadInput, SequenceMismatch
-from seamlessflow_rollout_worker.chain import Chain
-from seamlessflow_rollout_worker.inflight import AckOnly, Continue, EndNow, History, Pace, Unsaid, decide
-from seamlessflow_rollout_worker.stopping import Stopping
+from seamlessflow_rollout_worker.generations.generation_state import AckOnly, Continue, EndNow, History, Pace, Unsaid, decide
+from seamlessflow_rollout_worker.generations.segment_writer import Chain
+from seamlessflow_rollout_worker.generations.stop_detection import Stopping
 
 STOP_ID, PROMPT_TOKENS = 2, 3
 SAME = {"run": "r", "episode": "e-0-0", "generation": "c1", "shard": 0}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_rollout_worker.inflight import STREAMED, Pace, Unsaid
+from seamlessflow_rollout_worker.generations.generation_state import STREAMED, Pace, Unsaid
 
 PACE = Pace(many=16, few=4, few_seconds=0.1, longest_seconds=1.0)
 CHUNKS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.booleans()), max_size=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_rollout_worker.stopping import Stopping
+from seamlessflow_rollout_worker.generations.stop_detection import Stopping
 from tests.text.words import BYTES, byte_level
 
 WORDS = byte_level()

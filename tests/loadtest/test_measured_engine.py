@@ -21,7 +21,7 @@ from loadtest.engine_figures import Turn
 from loadtest.measured_engine import MeasuredEngine
 from loadtest.weights_updates import Updates, figures_of, interval_of
 from seamlessflow_rollout_worker.engines.base import PrefixUse, SamplingParams
-from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.scripted_engine import ScriptedEngine
 
 VOCABULARY = 8
 

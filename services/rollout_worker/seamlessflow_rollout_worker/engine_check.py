@@ -10,10 +10,15 @@ the process with exit code 2 and the reason on standard error.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from seamlessflow.engine_check.process import report_on_order
 from seamlessflow.engine_check.records import EngineOrder, EngineReport, Sampled
@@ -22,11 +27,101 @@ from seamlessflow.run_config import parse_run_config
 from seamlessflow.text.tokenizer import ChatTokenizer
 from seamlessflow.weights import WEIGHTS_FILE
 
-from .building import build_engine, dtype_of
-from .check_reading import Reading
-from .check_weights import write_model
 from .config import WorkerSettings
 from .engines.base import Engine, SamplingParams
+from .engines.factory import build_engine, dtype_of
+
+# One request of an engine's self-check, read as it comes.
+
+
+class Reading:
+    """One request and what came of it so far."""
+
+    def __init__(self, engine: Engine, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._prompt, self._tokens, self._logprobs, self._versions = tuple(prompt), list[int](), list[float](), list[int]()
+        self._finish = ""
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._read(engine, request_id, params))
+
+        self._task.add_done_callback(lambda task: self._news.set())
+
+    async def _read(self, engine: Engine, request_id: str, params: SamplingParams) -> None:
+        async for chunk in engine.generate(request_id, list(self._prompt), params):
+            self._tokens += chunk.token_ids
+            self._logprobs += chunk.logprobs
+            self._versions += [chunk.weights_version] * len(chunk.token_ids)
+            if chunk.finish is not None:
+                self._finish = chunk.finish.value
+            self._news.set()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    async def has(self, count: int) -> None:
+        """Wait for so many tokens, or its end. Raises what the engine raised."""
+        while self.num_tokens < count and not self._task.done():
+            self._news.clear()
+            await self._news.wait()
+        if self._task.done():
+            self._task.result()
+
+    async def sampled(self) -> Sampled:
+        """The whole of it. Raises what the engine raised."""
+        await self._task
+        return Sampled(
+            prompt=self._prompt,
+            tokens=tuple(self._tokens),
+            logprobs=tuple(self._logprobs),
+            versions=tuple(self._versions),
+            finish=self._finish,
+        )
+
+
+# Model folders for an engine's self-check: in the precision they are served in, and with other weights that are still a model.
+#
+# The only module of it that knows torch and safetensors.
+
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".index.json")
+
+
+def write_model(folder: Path, target: Path, dtype: str, *, noise: float = 0.0, seed: int = 0) -> Path:
+    """``folder`` as one file of weights in ``dtype``, in ``target``, which is returned.
+
+    noise: each matrix is changed by so much of its own size, at random; 0: not at all. Raises BadInput without safetensors.
+    """
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        raise BadInput(f"{folder} has no *.safetensors; the check reads nothing else")
+    weights: dict[str, Tensor] = {}
+    for shard in shards:
+        weights |= load_file(shard)
+    stream = torch.Generator().manual_seed(seed)
+    changed = {name: _changed(tensor, noise, stream).to(_kept(tensor, dtype)) for name, tensor in sorted(weights.items())}
+    target.mkdir(parents=True)
+    save_file(changed, target / WEIGHTS_FILE, metadata={"format": "pt"})
+    for file in folder.iterdir():
+        if file.is_file() and not file.name.endswith(_WEIGHTS):
+            (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    (target / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
+    return target
+
+
+def _changed(tensor: Tensor, noise: float, stream: torch.Generator) -> Tensor:
+    if not noise or tensor.ndim < 2 or not tensor.is_floating_point():
+        return tensor
+    values = tensor.float()
+    return values + noise * values.std() * torch.randn(values.shape, generator=stream)
+
+
+def _kept(tensor: Tensor, dtype: str) -> torch.dtype:
+    """Integers stay what they are."""
+    served: torch.dtype = getattr(torch, dtype)
+    return served if tensor.is_floating_point() else tensor.dtype
+
 
 SETTLE_SECONDS = 0.05
 """What a pause reported has reached its readers by then; and so long is waited for tokens that must not come."""

@@ -20,13 +20,13 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from ..engine_check.judgement import Check, all_right, judge
-from ..engine_check.records import EngineOrder, EngineReport, TrainerOrder, TrainerReport
-from ..errors import SeamlessFlowError
-from ..last_words import last_words
-from ..machine import interpreter_of, python_path
-from ..processes import die_with_parent
-from ..run_config import RunConfig, parse_run_config
+from seamlessflow.engine_check.judgement import Check, all_right, judge
+from seamlessflow.engine_check.records import EngineOrder, EngineReport, TrainerOrder, TrainerReport
+from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.last_words import last_words
+from seamlessflow.machine import interpreter_of, python_path
+from seamlessflow.processes import die_with_parent
+from seamlessflow.run_config import RunConfig, parse_run_config
 
 R = TypeVar("R", bound=BaseModel)
 

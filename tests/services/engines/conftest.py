@@ -18,10 +18,9 @@ from loadtest.fleet.cost import cost_of
 from loadtest.fleet.timed_clock import Scale
 from loadtest.fleet.timed_engine import TimedEngine
 from seamlessflow_rollout_worker.engines.base import Chunk, Engine, Finish, SamplingParams
-from seamlessflow_rollout_worker.engines.remote_engine import RemoteEngine
-from seamlessflow_rollout_worker.engines.remote_options import RemoteOptions
-from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
-from seamlessflow_rollout_worker.engines.toy_policy import ToyPolicy
+from seamlessflow_rollout_worker.engines.remote.engine import RemoteEngine
+from seamlessflow_rollout_worker.engines.remote.options import RemoteOptions
+from seamlessflow_rollout_worker.engines.scripted_engine import ScriptedEngine, ToyPolicy
 from tests.services.engines.served import Served
 
 if TYPE_CHECKING:
@@ -303,8 +302,8 @@ def _timed(folder: Path) -> Case:
 
 
 def _with_model(name: str, folders: list[Path], scratch: Path) -> Case:
-    from seamlessflow_rollout_worker.engines.continuous import ContinuousBatchingEngine
-    from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
+    from seamlessflow_rollout_worker.engines.transformers.continuous_engine import ContinuousBatchingEngine
+    from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine
 
     kind = ContinuousBatchingEngine if name == "continuous_batching" else TransformersEngine
     engine = kind(dtype="float32", num_slots=SLOTS, max_context_tokens=CONTEXT, num_threads=1, seed=0)
@@ -312,7 +311,7 @@ def _with_model(name: str, folders: list[Path], scratch: Path) -> Case:
 
 
 def _vllm(folders: list[Path], scratch: Path, kept: dict[str, Engine]) -> Case:
-    from seamlessflow_rollout_worker.engines.vllm import VllmEngine
+    from seamlessflow_rollout_worker.engines.vllm.engine import VllmEngine
 
     # Blocks as small as the kernels take them: prefixes shorter than one are never shared.
     how = {"dtype": "float32", "num_slots": SLOTS, "max_context_tokens": CONTEXT, "seed": 0}

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from seamlessflow_rollout_worker.engines.base import Chunk
-from seamlessflow_rollout_worker.engines.remote_engine import RemoteEngine
-from seamlessflow_rollout_worker.engines.remote_options import RemoteOptions
-from seamlessflow_rollout_worker.engines.toy_policy import ToyPolicy
+from seamlessflow_rollout_worker.engines.remote.engine import RemoteEngine
+from seamlessflow_rollout_worker.engines.remote.options import RemoteOptions
+from seamlessflow_rollout_worker.engines.scripted_engine import ToyPolicy
 from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, VOCAB_SIZE, Answer, joined, params
 from tests.services.engines.served import Served
 

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker.engines.base import Chunk, Engine, EngineError, Finish, SamplingParams
-from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.scripted_engine import ScriptedEngine
 
 KEY = "a-key-of-the-test"
 

@@ -15,9 +15,9 @@ from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, brok
 
 torch = pytest.importorskip("torch")
 
-from seamlessflow_rollout_worker.engines import paged_manager  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.continuous import ContinuousBatchingEngine  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers import paged_manager  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers.continuous_engine import ContinuousBatchingEngine  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine  # noqa: E402 - after the skip
 
 
 @pytest.fixture

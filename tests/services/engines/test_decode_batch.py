@@ -12,11 +12,11 @@ from seamlessflow_rollout_worker.engines.base import SamplingParams
 
 torch = pytest.importorskip("torch")
 
-from seamlessflow_rollout_worker.engines import decode_batch  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.causal_model import CausalModel  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.decode_batch import DecodeBatch, Sequence  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.draws import Draws  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.row_attention import New, bands_of  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.token_sampler import Draws  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers import decode_batch  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers.causal_model import CausalModel  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers.decode_batch import DecodeBatch, Sequence  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers.packed_attention import New, bands_of  # noqa: E402 - after the skip
 
 GREEDY = SamplingParams(temperature=0.0, top_p=1.0, max_tokens=6, stop_token_ids=())
 prompts = st.lists(st.integers(1, 3), min_size=1, max_size=40)

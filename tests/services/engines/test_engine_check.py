@@ -19,9 +19,9 @@ from seamlessflow_rollout_worker.engines.base import Chunk, SamplingParams
 pytest.importorskip("torch")
 
 from seamlessflow.models import make_tiny
-from seamlessflow_rollout_worker.check_weights import write_model
-from seamlessflow_rollout_worker.engines.decode_batch import DecodeBatch
-from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
+from seamlessflow_rollout_worker.engine_check import write_model
+from seamlessflow_rollout_worker.engines.transformers.decode_batch import DecodeBatch
+from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine
 from seamlessflow_trainer import engine_check as trainer
 
 TOKENS = 32

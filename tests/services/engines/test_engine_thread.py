@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from seamlessflow_rollout_worker.engines import engine_thread
 from seamlessflow_rollout_worker.engines.base import Chunk
-from seamlessflow_rollout_worker.engines.decode_batch import Sampled
-from seamlessflow_rollout_worker.engines.engine_thread import EngineThread
+from seamlessflow_rollout_worker.engines.transformers import engine_thread
+from seamlessflow_rollout_worker.engines.transformers.decode_batch import Sampled
+from seamlessflow_rollout_worker.engines.transformers.engine_thread import EngineThread
 
 NOW = 1000.0
 

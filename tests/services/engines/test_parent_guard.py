@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow_rollout_worker.engines import parent_guard
-from seamlessflow_rollout_worker.engines.parent_guard import DiesWith
+from seamlessflow_rollout_worker.engines.vllm import process
+from seamlessflow_rollout_worker.engines.vllm.process import DiesWith
 
 PARENT = """
 import multiprocessing, os, sys, time
-from seamlessflow_rollout_worker.engines.parent_guard import DiesWith
+from seamlessflow_rollout_worker.engines.vllm.process import DiesWith
 
 def child(guard, depth):
     if depth:
@@ -63,10 +63,10 @@ def test_without_process_descriptors_it_looks_again_and_again(monkeypatch: pytes
         raise OSError("not here")
 
     killed: list[tuple[int, int]] = []
-    monkeypatch.setattr(parent_guard.os, "pidfd_open", none, raising=False)
-    monkeypatch.setattr(parent_guard, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(process.os, "pidfd_open", none, raising=False)
+    monkeypatch.setattr(process, "POLL_SECONDS", 0.01)
     child = subprocess.Popen(["sleep", "0.2"])
-    reaper = parent_guard.threading.Timer(0.3, child.wait)
+    reaper = process.threading.Timer(0.3, child.wait)
     reaper.start()
     real_kill = os.kill
 
@@ -76,8 +76,8 @@ def test_without_process_descriptors_it_looks_again_and_again(monkeypatch: pytes
         else:
             real_kill(pid, number)
 
-    monkeypatch.setattr(parent_guard.os, "kill", kill)
-    parent_guard._kill_after(child.pid)
+    monkeypatch.setattr(process.os, "kill", kill)
+    process._kill_after(child.pid)
     assert killed == [(os.getpid(), signal.SIGKILL)]
 
 
@@ -86,4 +86,4 @@ def test_a_copy_at_home_watches_nothing() -> None:
     made = DiesWith(os.getpid())
     function, arguments = made.__reduce__()
     assert function(*arguments).pid == os.getpid()  # type: ignore[operator]
-    assert os.getpid() not in parent_guard._watched
+    assert os.getpid() not in process._watched

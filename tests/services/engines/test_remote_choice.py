@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_rollout_worker.engines.remote_choice import BLOCK, SLACK, Affinity, chosen
+from seamlessflow_rollout_worker.engines.remote.server_pool import BLOCK, SLACK, Affinity, chosen
 
 LOADS = st.dictionaries(st.integers(0, 7), st.integers(0, 40), max_size=8)
 IDS = st.lists(st.integers(0, 99), max_size=8 * BLOCK)

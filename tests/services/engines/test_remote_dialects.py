@@ -19,10 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow_rollout_worker.engines.base import SamplingParams
-from seamlessflow_rollout_worker.engines.remote_errors import ServerNonsense
-from seamlessflow_rollout_worker.engines.remote_protocol import Answer, Ask, Dialect, Ending, Piece, seed_of_attempt
-from seamlessflow_rollout_worker.engines.remote_sglang import SglangDialect
-from seamlessflow_rollout_worker.engines.remote_vllm import CompletionsDialect, TokensDialect
+from seamlessflow_rollout_worker.engines.remote.http_client import ServerNonsense
+from seamlessflow_rollout_worker.engines.remote.server_apis import (
+    Answer,
+    Ask,
+    CompletionsDialect,
+    Dialect,
+    Ending,
+    Piece,
+    SglangDialect,
+    TokensDialect,
+    seed_of_attempt,
+)
 
 VOCAB_SIZE = 50
 STOP = 49

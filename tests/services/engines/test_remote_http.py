@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from seamlessflow_rollout_worker.engines import remote_http
-from seamlessflow_rollout_worker.engines.remote_errors import ServerFault, ServerRefusal
-from seamlessflow_rollout_worker.engines.remote_http import LONGEST_REASON, Http
+from seamlessflow_rollout_worker.engines.remote import http_client
+from seamlessflow_rollout_worker.engines.remote.http_client import LONGEST_REASON, Http, ServerFault, ServerRefusal
 
 Serve = Callable[..., Awaitable[Http]]
 DEEP = b"[" * 200_000
@@ -47,7 +46,7 @@ async def test_an_answer_without_an_end_is_a_fault_before_it_fills_our_memory(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an order, where nothing else limits it but the time."""
-    monkeypatch.setattr(remote_http, "LONGEST_ANSWER", 1 << 16)
+    monkeypatch.setattr(http_client, "LONGEST_ANSWER", 1 << 16)
     http = await serve(200, b"x" * 4096, endless=True)
 
     with pytest.raises(ServerFault, match="more than 65536 bytes"):

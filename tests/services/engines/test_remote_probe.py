@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker.engines.base import SamplingParams
-from seamlessflow_rollout_worker.engines.remote_control import Abilities
-from seamlessflow_rollout_worker.engines.remote_needs import Needs
-from seamlessflow_rollout_worker.engines.remote_probe import (
+from seamlessflow_rollout_worker.engines.remote.probe import (
     NUM_TOKENS,
     PROBE_TEMPERATURE,
     Meaning,
@@ -21,6 +19,7 @@ from seamlessflow_rollout_worker.engines.remote_probe import (
     meaning_of,
     try_out,
 )
+from seamlessflow_rollout_worker.engines.remote.server_control import Abilities, Needs
 
 LOGITS = st.lists(st.lists(st.floats(-8, 8), min_size=20, max_size=20), min_size=NUM_TOKENS, max_size=NUM_TOKENS)
 ALL = Abilities(aborts=True, pauses=True, updates=True)

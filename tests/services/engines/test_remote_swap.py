@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from seamlessflow.errors import BadInput
-from seamlessflow_rollout_worker.engines.remote_engine import RemoteEngine
-from seamlessflow_rollout_worker.engines.remote_options import RemoteOptions
-from seamlessflow_rollout_worker.engines.remote_probe import Try
-from seamlessflow_rollout_worker.engines.remote_swap import are_alike, neighbour, swapped_copy
+from seamlessflow_rollout_worker.engines.remote.engine import RemoteEngine
+from seamlessflow_rollout_worker.engines.remote.options import RemoteOptions
+from seamlessflow_rollout_worker.engines.remote.probe import Try, are_alike, neighbour, swapped_copy
 from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, SLOTS, VOCAB_SIZE, sample
 from tests.services.engines.served import Served
 
@@ -90,7 +89,7 @@ async def test_a_server_that_does_not_use_all_it_loads_is_refused(
     tiny_llamas: list[Path], tmp_path: Path, keeps: str, refused: bool
 ) -> None:
     """Its old output layer, as vLLM on a CPU does for some models, or everything; one that uses all is served."""
-    from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
+    from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine
 
     inner = TransformersEngine(dtype="float32", num_slots=SLOTS, max_context_tokens=CONTEXT, num_threads=1, seed=0)
     served = Forgetful("vllm", vocab_size=VOCAB_SIZE, max_context_tokens=CONTEXT, engine=inner, folder=tiny_llamas[0])

@@ -23,8 +23,8 @@ import pytest
 
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker.engines.base import Chunk, Finish
-from seamlessflow_rollout_worker.engines.remote_engine import RemoteEngine
-from seamlessflow_rollout_worker.engines.remote_options import RemoteOptions
+from seamlessflow_rollout_worker.engines.remote.engine import RemoteEngine
+from seamlessflow_rollout_worker.engines.remote.options import RemoteOptions
 from tests.services.engines.conftest import FIRST_VERSION, LONG_CONTEXT, PROMPT, Answer, joined, params, sample
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; ./task test:vllm runs these tests")
@@ -55,7 +55,7 @@ def url(tied_llamas: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
         str(port),
     ]
     arguments += ["--host", "127.0.0.1", "--enable-scale-out", "--skip-tokenizer-init", "--enforce-eager"]
-    arguments += ["--worker-extension-cls", "seamlessflow_rollout_worker.engines.vllm_worker.LoadsFromFile"]
+    arguments += ["--worker-extension-cls", "seamlessflow_rollout_worker.engines.vllm.worker_extension.LoadsFromFile"]
     environment = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow_rollout_worker.engines.base import Finish, SamplingParams
-from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
-from seamlessflow_rollout_worker.engines.toy_policy import ToyPolicy
+from seamlessflow_rollout_worker.engines.scripted_engine import ScriptedEngine, ToyPolicy
 from tests.services.engines.conftest import joined, sample
 
 

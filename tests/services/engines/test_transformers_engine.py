@@ -13,9 +13,9 @@ from tests.services.engines.conftest import CONTEXT, FIRST_VERSION, PROMPT, brok
 
 torch = pytest.importorskip("torch")
 
-from seamlessflow_rollout_worker.engines.row_cache import shared_prefix_length  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.sampling import draw  # noqa: E402 - after the skip
-from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.token_sampler import draw  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine  # noqa: E402 - after the skip
+from seamlessflow_rollout_worker.engines.transformers.kv_cache import shared_prefix_length  # noqa: E402 - after the skip
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def test_a_dead_thread_fails_every_request_and_call_instead_of_hanging(
 async def test_the_first_token_of_a_streamed_request_waits_for_no_company(engine: TransformersEngine, monkeypatch) -> None:
     """Others may wait, and here they do so to the end of their request."""
     for name in ("FLUSH_SECONDS", "STREAMED_FLUSH_SECONDS"):
-        monkeypatch.setattr(f"seamlessflow_rollout_worker.engines.engine_thread.{name}", 1e9)
+        monkeypatch.setattr(f"seamlessflow_rollout_worker.engines.transformers.engine_thread.{name}", 1e9)
 
     async def lengths(is_streamed: bool) -> list[int]:
         wanted = params(max_tokens=100, is_streamed=is_streamed)
@@ -59,8 +59,8 @@ async def test_the_first_token_of_a_streamed_request_waits_for_no_company(engine
 
 async def test_tokens_of_a_streamed_request_wait_less(engine: TransformersEngine, monkeypatch) -> None:
     """Where somebody reads along, each pass may be reported; what is sampled stays the same."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.engines.engine_thread.FLUSH_SECONDS", 1e9)
-    monkeypatch.setattr("seamlessflow_rollout_worker.engines.engine_thread.STREAMED_FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("seamlessflow_rollout_worker.engines.transformers.engine_thread.FLUSH_SECONDS", 1e9)
+    monkeypatch.setattr("seamlessflow_rollout_worker.engines.transformers.engine_thread.STREAMED_FLUSH_SECONDS", 0.0)
 
     chunks = [chunk async for chunk in engine.generate("r", PROMPT, params(max_tokens=60, is_streamed=True))]
 

@@ -22,8 +22,8 @@ import pytest
 
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker.engines.base import CountsPrefixes, Engine, EngineError, Finish, KnowsCache
-from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
-from seamlessflow_rollout_worker.engines.two_versions import TwoVersions
+from seamlessflow_rollout_worker.engines.scripted_engine import ScriptedEngine
+from seamlessflow_rollout_worker.engines.two_version_engine import TwoVersions
 from tests.services.engines.conftest import CONTEXT, PROMPT, SLOTS, VOCAB_SIZE, Answer, _logits_file, joined, params, sample
 
 SECONDS_PER_TOKEN = 0.004
@@ -83,8 +83,8 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
         folder, files = tmp_path, [_logits_file(tmp_path, str(version), _table(version)) for version in range(5)]
         make = _scripted
     else:
-        from seamlessflow_rollout_worker.engines.decode_batch import DecodeBatch, Sampled
-        from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
+        from seamlessflow_rollout_worker.engines.transformers.decode_batch import DecodeBatch, Sampled
+        from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine
 
         step = DecodeBatch.step
 

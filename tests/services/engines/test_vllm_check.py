@@ -22,9 +22,9 @@ from seamlessflow.engine_check.records import EngineOrder
 from seamlessflow.models import resolve_model
 from seamlessflow.settings import Settings
 from seamlessflow_rollout_worker import engine_check as rollout
-from seamlessflow_rollout_worker.building import dtype_of
 from seamlessflow_rollout_worker.engines.base import EngineError
-from seamlessflow_rollout_worker.engines.vllm import VllmEngine
+from seamlessflow_rollout_worker.engines.factory import dtype_of
+from seamlessflow_rollout_worker.engines.vllm.engine import VllmEngine
 from tests.services.engines.conftest import PROMPT, sample
 
 pytestmark = pytest.mark.vllm

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker.engines.base import EngineError, Finish, KnowsCache
-from seamlessflow_rollout_worker.engines.staging import Staging
-from seamlessflow_rollout_worker.engines.transformers_engine import TransformersEngine
-from seamlessflow_rollout_worker.engines.vllm import VllmEngine
+from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine
+from seamlessflow_rollout_worker.engines.vllm.engine import VllmEngine
+from seamlessflow_rollout_worker.engines.weights_staging import Staging
 from tests.services.engines.conftest import (
     CONTEXT,
     FIRST_VERSION,

@@ -15,16 +15,15 @@ from safetensors.numpy import save_file
 from deploy import vllm_environment
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker.engines.base import SamplingParams
-from seamlessflow_rollout_worker.engines.model_config import model_config
-from seamlessflow_rollout_worker.engines.vllm_options import (
+from seamlessflow_rollout_worker.engines.vllm.process import (
     OURS,
     SMALLEST_CPU_CACHE_BYTES,
     check_options,
+    context_cap,
     cpu_cache_bytes,
 )
-from seamlessflow_rollout_worker.engines.vllm_process import context_cap
-from seamlessflow_rollout_worker.engines.vllm_requests import NOT_FINITE, Request, Requests, what_is_wrong
-from seamlessflow_rollout_worker.engines.weights_layout import Layout
+from seamlessflow_rollout_worker.engines.vllm.request_slots import NOT_FINITE, Request, Requests, what_is_wrong
+from seamlessflow_rollout_worker.engines.weights_staging import Layout, model_config
 
 KNOWN = ["tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", *OURS]
 HOW = SamplingParams(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=())

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.runtime import inbox as runtime_inbox
-from seamlessflow_rollout_worker import update_steps
-from seamlessflow_rollout_worker import weights as weights_module
 from seamlessflow_rollout_worker.engines.base import EngineError
+from seamlessflow_rollout_worker.weights import update_deadlines
+from seamlessflow_rollout_worker.weights import updater as weights_module
 from tests.services.rollout_worker.rollout_world import World
 
 
@@ -20,7 +20,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """A world without a run yet; pings and polls are quick."""
     monkeypatch.setattr(runtime_inbox, "PROGRESS_SECONDS", 0.05)
     monkeypatch.setattr(weights_module, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(update_steps, "FIRST_REST_SECONDS", 0.05)
+    monkeypatch.setattr(update_deadlines, "FIRST_REST_SECONDS", 0.05)
     made = World(tmp_path)
     yield made
     for worker in made.workers:

@@ -20,7 +20,7 @@ from seamlessflow.runtime import make_context
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import SamplingParams
-from seamlessflow_rollout_worker.engines.scripted import ScriptedEngine
+from seamlessflow_rollout_worker.engines.scripted_engine import ScriptedEngine
 from seamlessflow_rollout_worker.service import RolloutWorker
 from tests.services.rollout_worker.rollout_world import RUN, STOP_ID, Worker, World
 

@@ -51,7 +51,7 @@ from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import parse_tensors
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
-from seamlessflow_rollout_worker.inflight import Pace
+from seamlessflow_rollout_worker.generations.generation_state import Pace
 from seamlessflow_rollout_worker.service import RolloutWorker
 
 RUN, NODE, STOP_ID = "r1", "n1", 2

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from seamlessflow_rollout_worker.contexts import COUNTED_SECONDS, FILL, HOPE, LOOK_SECONDS, Contexts
+from seamlessflow_rollout_worker.generations.context_budget import COUNTED_SECONDS, FILL, HOPE, LOOK_SECONDS, Contexts
 
 OWNED = (3, 5)
 

@@ -9,9 +9,9 @@ import pytest
 
 from seamlessflow.errors import BadInput
 from seamlessflow.run_config import parse_run_config
-from seamlessflow_rollout_worker.building import build_engine, dtype_of
 from seamlessflow_rollout_worker.config import WorkerSettings
-from seamlessflow_rollout_worker.engines.vllm import VllmEngine
+from seamlessflow_rollout_worker.engines.factory import build_engine, dtype_of
+from seamlessflow_rollout_worker.engines.vllm.engine import VllmEngine
 
 
 def a_run(**model: object):

@@ -11,12 +11,12 @@ import pytest
 from seamlessflow.contracts import GenerationClaimed, Role, SegmentSampled, WeightsLoaded, claim_of
 from seamlessflow.errors import SeamlessFlowError, Unavailable
 from seamlessflow.runtime import inbox as runtime_inbox
-from seamlessflow_rollout_worker import keeping
-from seamlessflow_rollout_worker import sampling as sampling_module
-from seamlessflow_rollout_worker import weights as weights_module
 from seamlessflow_rollout_worker.engines.base import EngineError
-from seamlessflow_rollout_worker.engines.two_versions import TwoVersions
-from seamlessflow_rollout_worker.versions import LocalVersions
+from seamlessflow_rollout_worker.engines.two_version_engine import TwoVersions
+from seamlessflow_rollout_worker.generations import delivery_handler as sampling_module
+from seamlessflow_rollout_worker.weights import pinned_versions
+from seamlessflow_rollout_worker.weights import updater as weights_module
+from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from tests.services.rollout_worker.kept_world import KeptWorld, tokens_under
 
 
@@ -25,7 +25,7 @@ async def world(tmp_path, monkeypatch):
     """A world without a run yet; polls are quick."""
     monkeypatch.setattr(runtime_inbox, "PROGRESS_SECONDS", 0.05)
     monkeypatch.setattr(weights_module, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(keeping, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(pinned_versions, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(sampling_module, "LATER_SECONDS", 0.05)
     made = KeptWorld(tmp_path)
     yield made
@@ -269,7 +269,7 @@ async def test_a_device_that_was_lent_goes_on_with_what_it_froze_under_the_versi
 
 async def test_one_engine_that_hangs_is_noticed_while_the_other_samples_on(world: KeptWorld, monkeypatch):
     """Its generations would wait for it as long as there are others: the process ends, and somebody goes on with them."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.OBSERVE_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.OBSERVE_SECONDS", 0.02)
     (worker,) = await world.start()
     worker.service._settings.stall_seconds = 0.4
     await world.keep("c1", 0, max_tokens=500)

@@ -10,7 +10,7 @@ import pytest
 
 from seamlessflow.blobs import Store
 from seamlessflow.contracts import WeightsHead
-from seamlessflow_rollout_worker.versions import LocalVersions
+from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from tests.store.weights_line import LINE, RUN, publish
 
 

@@ -17,7 +17,7 @@ from seamlessflow.bus.memory import MemoryBus
 from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.contracts import Lease, Role, Service
 from seamlessflow.contracts.streams import queue_stream, run_consumers, run_streams
-from seamlessflow_rollout_worker.pulls import (
+from seamlessflow_rollout_worker.generations.pulls import (
     BACKUP_PRIORITY,
     DRY_SECONDS,
     LENT_PRIORITY,
@@ -329,7 +329,9 @@ async def test_what_waits_in_one_of_many_buckets_comes_before_what_can_wait(
     sampled: Sampled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets only its share of the credit in each round trip, so that it takes a while to fill all slots."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.pulls.DRY_SECONDS", 0.25)  # beside other tests a round trip takes longer
+    monkeypatch.setattr(
+        "seamlessflow_rollout_worker.generations.pulls.DRY_SECONDS", 0.25
+    )  # beside other tests a round trip takes longer
     for number in range(200):
         await sampled.ask(f"plain-{number}", "rollout", bucket=7)
         await sampled.ask(f"long-{number}", "long+rollout", bucket=number % 32)

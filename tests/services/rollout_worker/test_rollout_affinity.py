@@ -12,7 +12,7 @@ from tests.services.rollout_worker.rollout_world import Worker, World
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch):
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.OBSERVE_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.OBSERVE_SECONDS", 0.02)
 
 
 def rate(worker: Worker) -> object:

@@ -221,7 +221,7 @@ async def test_an_ended_episodes_generation_is_acknowledged_without_a_claim(worl
 
 async def test_sampling_stops_when_the_episode_ends_meanwhile(world: World, monkeypatch):
     """The slot is free again within seconds, not at the end of the budget."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.PROGRESS_SECONDS", 0.05)
     worker = await world.ready()
     await world.ask()
     await world.until(lambda: worker.engine.requests)
@@ -255,7 +255,7 @@ async def test_the_prompt_of_a_later_turn_is_its_ancestors_tokens_and_its_suffix
 
 async def test_a_parent_the_journal_does_not_hold_yet_hands_the_generation_back(world: World, monkeypatch):
     """It comes again, and is sampled when the parent is there."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.sampling.LATER_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.generations.delivery_handler.LATER_SECONDS", 0.02)
     worker = await world.ready(by_itself=True)
     await world.ask("c2", prompt=(8,), parent="c1", parent_tokens=5, max_tokens=2)
     await asyncio.sleep(0.05)

@@ -60,7 +60,7 @@ async def test_a_call_that_is_abandoned_in_the_middle_of_a_stream_keeps_its_toke
     real: World, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ):
     """Read along token by token until its client goes; what is delivered after that is not sampled at all."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.PROGRESS_SECONDS", 0.2)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.PROGRESS_SECONDS", 0.2)
     bus = await connect(own_server.url, name="worker")
     worker = real.worker(bus=bus)
     await real.lease()

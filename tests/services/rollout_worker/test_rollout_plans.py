@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Int32s, Lease, Role
-from seamlessflow_rollout_worker.meter import Activity, Meter
-from seamlessflow_rollout_worker.prompts import TokenCache
-from seamlessflow_rollout_worker.pulls import BACKUP_PRIORITY, LENT_PRIORITY, OWNER_PRIORITY, credits_of, parts_of
-from seamlessflow_rollout_worker.roles import Move, Standing, moves
+from seamlessflow_rollout_worker.generations.prompts import TokenCache
+from seamlessflow_rollout_worker.generations.pulls import BACKUP_PRIORITY, LENT_PRIORITY, OWNER_PRIORITY, credits_of, parts_of
+from seamlessflow_rollout_worker.generations.throughput import Activity, Meter
+from seamlessflow_rollout_worker.service import Move, Standing, moves
 
 LEASES = st.builds(
     Lease,

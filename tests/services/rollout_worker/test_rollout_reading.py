@@ -10,9 +10,9 @@ from seamlessflow.contracts import Role, WeightsReading
 from seamlessflow.weights import MANIFEST, weights_path
 from seamlessflow.weights.manifests import DELTA_FILE
 from seamlessflow.weights.readers import read_readings
-from seamlessflow_rollout_worker import first_weights as first_weights_module
-from seamlessflow_rollout_worker import update_steps
-from seamlessflow_rollout_worker.versions import LocalVersions
+from seamlessflow_rollout_worker.weights import store_reader as first_weights_module
+from seamlessflow_rollout_worker.weights import update_deadlines
+from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 
@@ -35,7 +35,7 @@ async def test_a_version_is_leased_while_it_is_fetched(world: World, monkeypatch
 
     monkeypatch.setattr(LocalVersions, "fetch", slow)
     await world.until(lambda: worker.service._tenure and worker.service._tenure._follower)
-    monkeypatch.setattr(worker.service._tenure._follower, "_deadlines", update_steps.DEADLINE_SECONDS)
+    monkeypatch.setattr(worker.service._tenure._follower, "_deadlines", update_deadlines.DEADLINE_SECONDS)
     await world.publish_weights(1)
     await world.until(lambda: reads_of(world))
     reads = await reads_of(world)

@@ -17,9 +17,9 @@ from seamlessflow.contracts.streams import CONTROL_STREAM, control_streams
 from seamlessflow.errors import ConfigError
 from seamlessflow.runtime import make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path
-from seamlessflow_rollout_worker.building import build_engine
 from seamlessflow_rollout_worker.config import WorkerSettings
-from seamlessflow_rollout_worker.engines.toy_policy import ToyPolicy
+from seamlessflow_rollout_worker.engines.factory import build_engine
+from seamlessflow_rollout_worker.engines.scripted_engine import ToyPolicy
 from seamlessflow_rollout_worker.service import RolloutWorker
 from tests.services.engines.served import Served
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
@@ -209,7 +209,7 @@ def test_servers_that_cannot_be_asked_are_refused_without_a_password(
 
 def test_a_folder_is_named_as_the_servers_see_it() -> None:
     """By the longest beginning that fits; where none does, by the same path."""
-    from seamlessflow_rollout_worker.engines.remote_options import RemoteOptions
+    from seamlessflow_rollout_worker.engines.remote.options import RemoteOptions
 
     options = RemoteOptions(path_map={"/srv": "/mnt/a", "/srv/node1": "/mnt/b"})
 

@@ -19,7 +19,7 @@ from seamlessflow.contracts.streams import control_streams
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import DeviceLock
 from seamlessflow_rollout_worker.engines.base import EngineError
-from seamlessflow_rollout_worker.inflight import Pace
+from seamlessflow_rollout_worker.generations.generation_state import Pace
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 
@@ -237,7 +237,7 @@ async def test_a_dead_engine_ends_the_process_and_loses_no_token(world: World):
 
 async def test_an_engine_that_hangs_is_noticed(world: World, monkeypatch):
     """Silence with generations in hand is reported with its length, and ends the process."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.OBSERVE_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.OBSERVE_SECONDS", 0.02)
     worker = await world.ready()
     worker.service._settings.stall_seconds = 0.1
     await world.ask()
@@ -295,7 +295,7 @@ async def _take_and_release(world: World) -> None:
 
 async def test_presence_shows_what_the_worker_does(world: World, monkeypatch):
     """Model, version, speed and load, for people and policies."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.OBSERVE_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.OBSERVE_SECONDS", 0.02)
     worker = await world.ready()
     await world.ask()
     await world.until(lambda: worker.context.presence.status.facts.get("generations") == 1)

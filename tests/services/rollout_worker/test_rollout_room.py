@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import Event, Lease, Role, SegmentSampled, claim_of
 from seamlessflow.contracts.streams import all_buckets, commons, generation_consumer
-from seamlessflow_rollout_worker.interest import Interests
-from seamlessflow_rollout_worker.pulls import (
+from seamlessflow_rollout_worker.generations.abandonment import Interests
+from seamlessflow_rollout_worker.generations.pulls import (
     LENT_PRIORITY,
     OWNER_PRIORITY,
     common_parts,
@@ -29,8 +29,8 @@ NOBODYS = 2
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.LOOK_SECONDS", 0.02)
-    monkeypatch.setattr("seamlessflow_rollout_worker.contexts.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.generations.context_budget.LOOK_SECONDS", 0.02)
 
 
 async def start(world: World, *nodes: str, cache_tokens: int | None = None, **engine: Any) -> list[Worker]:

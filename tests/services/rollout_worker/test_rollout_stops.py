@@ -7,15 +7,8 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from seamlessflow.contracts import (
-    DeadLetter,
-    Float32s,
-    GenerationClaimed,
-    GenerationFinish,
-    Int32s,
-    SegmentSampled,
-)
-from seamlessflow_rollout_worker.inflight import Pace
+from seamlessflow.contracts import DeadLetter, Float32s, GenerationClaimed, GenerationFinish, Int32s, SegmentSampled
+from seamlessflow_rollout_worker.generations.generation_state import Pace
 from tests.services.rollout_worker.rollout_world import RUN, STOP_ID, World
 
 
@@ -144,7 +137,7 @@ async def test_a_model_without_a_tokenizer_serves_all_but_stop_texts(world: Worl
 
 async def test_the_tokenizer_is_loaded_once_and_only_for_stop_texts(world: World, monkeypatch):
     """Also when the folder that the engine started from is long gone."""
-    from seamlessflow_rollout_worker.versions import LocalVersions
+    from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 
     loads: list[str] = []
     load = LocalVersions.load_tokenizer

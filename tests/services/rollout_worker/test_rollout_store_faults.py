@@ -22,7 +22,7 @@ from seamlessflow.errors import Unavailable
 from seamlessflow.weights import WEIGHTS_FILE, downloads, publish_folder, weights_path
 from seamlessflow.weights.readers import read_readings
 from seamlessflow_rollout_worker.config import WorkerSettings
-from seamlessflow_rollout_worker.versions import PARTS, LocalVersions
+from seamlessflow_rollout_worker.weights.local_versions import PARTS, LocalVersions
 from tests.services.rollout_worker import rollout_world
 from tests.services.rollout_worker.rollout_world import RUN, World
 from tests.store import fault_proxy as faults

@@ -8,16 +8,9 @@ from collections import Counter
 import pytest
 
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.contracts import (
-    Float32s,
-    GenerationClaimed,
-    GenerationFinish,
-    GenerationRequested,
-    Int32s,
-    SegmentSampled,
-)
-from seamlessflow_rollout_worker.inflight import Pace
-from seamlessflow_rollout_worker.interest import Interest, Interests
+from seamlessflow.contracts import Float32s, GenerationClaimed, GenerationFinish, GenerationRequested, Int32s, SegmentSampled
+from seamlessflow_rollout_worker.generations.abandonment import Interest, Interests
+from seamlessflow_rollout_worker.generations.generation_state import Pace
 from tests.services.rollout_worker.rollout_world import RUN, World
 
 NEVER = Pace(many=1000, few=1000, longest_seconds=1000.0)
@@ -26,8 +19,8 @@ NEVER = Pace(many=1000, few=1000, longest_seconds=1000.0)
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Abandoned calls are looked for all the time."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.PROGRESS_SECONDS", 0.02)
-    monkeypatch.setattr("seamlessflow_rollout_worker.interest.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_rollout_worker.generations.abandonment.FRESH_SECONDS", 0.0)
 
 
 async def ends(world: World) -> list[tuple[GenerationFinish, int]]:

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from seamlessflow.contracts import Role, RoleReleased, RoleTaken, SegmentSampled, WeightsLoaded
 from seamlessflow.errors import BadInput
 from seamlessflow.weights import publish_folder, weights_path
-from seamlessflow_rollout_worker import tenure as tenure_module
-from seamlessflow_rollout_worker import weights as weights_module
-from seamlessflow_rollout_worker.update_steps import Step
-from seamlessflow_rollout_worker.versions import LocalVersions
+from seamlessflow_rollout_worker import run as tenure_module
+from seamlessflow_rollout_worker.weights import updater as weights_module
+from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
+from seamlessflow_rollout_worker.weights.update_deadlines import Step
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 
 
@@ -250,7 +250,7 @@ async def test_a_cancellation_that_meets_a_hint_is_not_swallowed(world: World, n
 
 async def test_a_long_freeze_is_not_taken_for_a_hanging_engine(world: World, monkeypatch):
     """The device was the trainer's for longer than a stall may be, and saying WeightsLoaded takes its time."""
-    monkeypatch.setattr("seamlessflow_rollout_worker.watchman.OBSERVE_SECONDS", 0.01)
+    monkeypatch.setattr("seamlessflow_rollout_worker.worker_monitor.OBSERVE_SECONDS", 0.01)
     worker = await world.ready()
     worker.service._settings.stall_seconds = 0.2
     await world.ask(max_tokens=2)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from scheduler_world import RUN
 
 from seamlessflow.contracts import Lease, RoleReleased, RoleTaken
-from seamlessflow_rollout_worker.roles import Move
+from seamlessflow_rollout_worker.service import Move
 
 if TYPE_CHECKING:
     from handover_world import World

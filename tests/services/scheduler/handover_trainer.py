@@ -8,7 +8,7 @@ from handover_processes import TRAINER, Machine, Process
 from scheduler_world import RUN
 
 from seamlessflow.contracts import BatchReady, Lease, Role, RoleReleased, RoleTaken, StepTaken, TrainerStarted
-from seamlessflow_rollout_worker.roles import Move
+from seamlessflow_rollout_worker.service import Move
 
 if TYPE_CHECKING:
     from handover_world import World

@@ -22,9 +22,9 @@ from seamlessflow.contracts import (
     Sampling,
 )
 from seamlessflow.errors import SequenceMismatch
-from seamlessflow_rollout_worker.chain import Chain
-from seamlessflow_rollout_worker.inflight import Continue, EndNow, History, Stretch, decide
-from seamlessflow_rollout_worker.roles import Move, Standing, moves
+from seamlessflow_rollout_worker.generations.generation_state import Continue, EndNow, History, Stretch, decide
+from seamlessflow_rollout_worker.generations.segment_writer import Chain
+from seamlessflow_rollout_worker.service import Move, Standing, moves
 
 if TYPE_CHECKING:
     from handover_world import World

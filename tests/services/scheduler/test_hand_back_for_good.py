@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seamlessflow.contracts import Role
-from seamlessflow_rollout_worker.roles import Move, Standing, moves
+from seamlessflow_rollout_worker.service import Move, Standing, moves
 from seamlessflow_scheduler.fleet import HeldLease
 from seamlessflow_scheduler.lease_book import next_lease
 from seamlessflow_scheduler.plan import next_plan

@@ -20,7 +20,7 @@ from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions, pu
 from seamlessflow.weights.fetching import fetch_version
 from seamlessflow.weights.keeping import NEWEST
 from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
-from seamlessflow_rollout_worker.versions import LocalVersions
+from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from seamlessflow_trainer.publishing import WeightsPublisher
 from seamlessflow_trainer.tensorfiles import safetensors_chunks
 from seamlessflow_trainer.versioning import MOST_MISSES, VersionMaker
