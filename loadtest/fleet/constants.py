@@ -281,7 +281,7 @@ WAITS = (
         False,
         "guards against a node that does not answer; only under churn: a gang may wait 300 modelled seconds for a dead member",
     ),
-    Wait("seamlessflow_scheduler.fleet:STUCK_SECONDS", 10.0, False, "guards against a device that is kept; none"),
+    Wait("seamlessflow_scheduler.fleet_state:STUCK_SECONDS", 10.0, False, "guards against a device that is kept; none"),
     Wait(
         "seamlessflow_scheduler.service:LEASES_SECONDS",
         3.0,

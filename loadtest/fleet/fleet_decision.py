@@ -39,8 +39,8 @@ from seamlessflow.contracts import (
     TrainerStarted,
 )
 from seamlessflow.runtime import Settling
-from seamlessflow_scheduler.conductor import SLICE
-from seamlessflow_scheduler.plan import Plan
+from seamlessflow_scheduler.placement.plan import Plan
+from seamlessflow_scheduler.run import SLICE
 
 from .constants import MAX_STALENESS
 from .cost import cost_of

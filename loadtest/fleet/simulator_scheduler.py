@@ -1,6 +1,6 @@
 """The scheduler's own pure code in virtual time: progress, rhythm, measures and plan, fed with events instead of a bus.
 
-What ``seamlessflow_scheduler.conductor`` and ``service`` do with a bus in between: take an event in, say what is due, look at
+What ``seamlessflow_scheduler.run`` and ``service`` do with a bus in between: take an event in, say what is due, look at
 the fleet, write the leases that changed. No decision is made here.
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 
 from seamlessflow.contracts import EpisodeOpened, Event, Lease, NodeStatus, Service, TaskSubmitted
 from seamlessflow.run_config import RunConfig
-from seamlessflow_scheduler.demand import demand_of
-from seamlessflow_scheduler.fleet import Fleet, HeldLease
-from seamlessflow_scheduler.lease_book import next_lease, role_assigned
-from seamlessflow_scheduler.measures import Measures
-from seamlessflow_scheduler.plan import Plan, next_plan
+from seamlessflow_scheduler.admission.decisions import decide
+from seamlessflow_scheduler.admission.measurements import Measures
+from seamlessflow_scheduler.admission.run_state import Progress, holding
+from seamlessflow_scheduler.fleet_state import Fleet, HeldLease
+from seamlessflow_scheduler.leases import next_lease, role_assigned
+from seamlessflow_scheduler.placement.plan import Plan, next_plan
 from seamlessflow_scheduler.policy import Assignment, Demand, Node
-from seamlessflow_scheduler.progress import Progress, holding
-from seamlessflow_scheduler.rhythm import decide
+from seamlessflow_scheduler.run import demand_of
 
 from .constants import GONE_SECONDS
 

@@ -25,7 +25,7 @@ from seamlessflow.errors import ConfigError
 from seamlessflow.fleet_records import Unreadable
 from seamlessflow.node_hardware import hardware_of
 from seamlessflow.tag_rules import parse_rule
-from seamlessflow_scheduler.fleet import Fleet
+from seamlessflow_scheduler.fleet_state import Fleet
 from seamlessflow_scheduler.policy import Demand
 
 GARBAGE = b"\xff\x00junk"

@@ -40,7 +40,7 @@ from seamlessflow.lanes import LanesFold
 from seamlessflow.ledger import Ledger
 from seamlessflow.run_view import RunView
 from seamlessflow.weights import MANIFEST
-from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.admission.run_state import Progress
 
 from .recordings import Recording, config_of
 

@@ -20,7 +20,7 @@ from seamlessflow.instances import instance_name, is_dead, is_here
 from seamlessflow.runtime import Presence, claiming
 from seamlessflow.runtime.claiming import claim
 from seamlessflow.settings import Settings
-from seamlessflow_scheduler.doubles import Doubles
+from seamlessflow_scheduler.fleet_monitor import Doubles
 
 
 def status(instance: str, pid: int = 1) -> NodeStatus:

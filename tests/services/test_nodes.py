@@ -8,8 +8,8 @@ from seamlessflow.contracts import NodeStatus, Role, Service
 from seamlessflow_agent_runner.config import RunnerSettings
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_scheduler.config import SchedulerSettings
-from seamlessflow_scheduler.fleet import Fleet
-from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.fleet_state import Fleet
+from seamlessflow_scheduler.placement.plan import next_plan
 from seamlessflow_scheduler.policy import Demand
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trajectory_manager.config import ManagerSettings

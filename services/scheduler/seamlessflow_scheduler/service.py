@@ -17,50 +17,69 @@ from contextlib import suppress
 
 import structlog
 
-from seamlessflow.bus.base import ConsumerSpec
+from seamlessflow.bus.base import Bus, ConsumerSpec
 from seamlessflow.codec import pack_record, unpack_record
-from seamlessflow.contracts import (
-    Event,
-    Role,
-    RunPhase,
-    RunRequested,
-    RunStarted,
-    RunState,
-    RunStopRequested,
-)
+from seamlessflow.contracts import Event, Role, RunPhase, RunRequested, RunStarted, RunState, RunStopRequested
 from seamlessflow.contracts.addresses import subject_filter
-from seamlessflow.contracts.routes import (
-    BUCKETS,
-    CONTROL_CONSUMER,
-    CONTROL_QUEUE,
-    CONTROL_STREAM,
-    QUEUE_OF,
-    RUNS_BUCKET,
-)
+from seamlessflow.contracts.routes import BUCKETS, CONTROL_CONSUMER, CONTROL_QUEUE, CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET
 from seamlessflow.contracts.streams import control_streams, journal, queue_stream
-from seamlessflow.errors import (
-    BadInput,
-    BusClosed,
-    ConfigError,
-    SeamlessFlowError,
-    SequenceMismatch,
-    Unavailable,
-)
+from seamlessflow.errors import BadInput, BusClosed, ConfigError, SeamlessFlowError, SequenceMismatch, Unavailable
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Context, HandlerTable
 
-from .clearing import Clearing
-from .conductor import Conductor
+from .admission.run_state import holding
 from .config import SchedulerSettings
+from .fleet_monitor import Lookout
 from .leadership import Leadership
-from .lease_book import LeaseBook
-from .lookout import Lookout
-from .plan import Plan, next_plan
+from .leases import LeaseBook
+from .placement.plan import Plan, next_plan
 from .policy import Node, policy_of
 from .policy.base import TRAIN
-from .progress import holding
+from .run import Conductor
+
+# Deleting the queues of ended runs, beside everything else and for as long as it takes. Journals stay.
+
 
 log = structlog.get_logger()
+
+RETRY_SECONDS = 5.0
+
+
+class Clearing:
+    """One task per ended run. A scheduler that dies before it is done leaves the rest to the next one's start."""
+
+    def __init__(self, bus: Bus, grace_seconds: float) -> None:
+        self._bus, self._grace_seconds = bus, grace_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, run: str, conductor: Conductor | None) -> None:
+        """``conductor``: of a run that ended just now; it leaves its queue first."""
+        task = asyncio.create_task(self._clear(run, conductor))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def give_up(self) -> None:
+        """End all tasks, done or not."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _clear(self, run: str, conductor: Conductor | None) -> None:
+        await asyncio.sleep(self._grace_seconds)  # so that everybody sees the end first
+        while True:
+            try:
+                if conductor is not None:
+                    await conductor.leave()
+                for service in QUEUE_OF:
+                    await self._bus.delete_stream(queue_stream(service, run))
+            except SeamlessFlowError as wrong:
+                log.warning("run.queues_not_deleted", run=run, reason=str(wrong), again_in_seconds=RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                log.info("run.queues_deleted", run=run)
+                return
+
 
 GO_ON_SECONDS = 5.0
 CONDUCT_SECONDS = 2.0

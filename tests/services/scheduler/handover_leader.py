@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from scheduler_world import RUN
 
 from seamlessflow.contracts import Event
-from seamlessflow_scheduler.demand import demand_of
-from seamlessflow_scheduler.fleet import Fleet, HeldLease
-from seamlessflow_scheduler.lease_book import next_lease, role_assigned
-from seamlessflow_scheduler.measures import Measures
-from seamlessflow_scheduler.plan import Plan, next_plan
+from seamlessflow_scheduler.admission.measurements import Measures
+from seamlessflow_scheduler.admission.run_state import Progress, holding
+from seamlessflow_scheduler.fleet_monitor import Pulse
+from seamlessflow_scheduler.fleet_state import Fleet, HeldLease
+from seamlessflow_scheduler.leases import next_lease, role_assigned
+from seamlessflow_scheduler.placement.plan import Plan, next_plan
 from seamlessflow_scheduler.policy import Node
-from seamlessflow_scheduler.progress import Progress, holding
-from seamlessflow_scheduler.pulse import Pulse
+from seamlessflow_scheduler.run import demand_of
 
 if TYPE_CHECKING:
     from handover_world import World

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from scheduler_world import RUN
 
-from seamlessflow.contracts import (
-    EpisodeEnded,
-    EpisodeEvaluated,
-    EpisodeOpened,
-    EpisodeStatus,
-    Event,
-)
-from seamlessflow_scheduler.progress import Progress
-from seamlessflow_scheduler.rhythm import NOTHING, Observation, decide
+from seamlessflow.contracts import EpisodeEnded, EpisodeEvaluated, EpisodeOpened, EpisodeStatus, Event
+from seamlessflow_scheduler.admission.decisions import NOTHING, Observation, decide
+from seamlessflow_scheduler.admission.run_state import Progress
 
 
 def told(progress: Progress, *events: Event, seen: Observation = NOTHING) -> list[Event]:

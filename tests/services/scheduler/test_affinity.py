@@ -8,7 +8,7 @@ from scheduler_world import RUN, origin
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeStatus
 from seamlessflow.contracts.streams import commons
-from seamlessflow_scheduler.affinity import Calls, owners
+from seamlessflow_scheduler.placement.affinity import Calls, owners
 
 FLEETS = st.integers(1, 12).flatmap(
     lambda size: st.tuples(

@@ -41,9 +41,9 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim
-from seamlessflow_scheduler.conductor import Conductor
-from seamlessflow_scheduler.progress import Progress
-from seamlessflow_scheduler.rhythm import Observation, admission_bound, decide
+from seamlessflow_scheduler.admission.decisions import Observation, admission_bound, decide
+from seamlessflow_scheduler.admission.run_state import Progress
+from seamlessflow_scheduler.run import Conductor
 
 
 class Rival:

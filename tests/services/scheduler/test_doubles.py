@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_scheduler.doubles import SAID_SECONDS, Doubles
+from seamlessflow_scheduler.fleet_monitor import SAID_SECONDS, Doubles
 
 NAME = ("n1", "rollout-worker")
 

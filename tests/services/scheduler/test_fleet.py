@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Lease, NodeStatus, Role
-from seamlessflow_scheduler.allocation import allocate
-from seamlessflow_scheduler.fleet import Fleet, HeldLease, split_evenly
-from seamlessflow_scheduler.lease_book import next_lease
-from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.fleet_state import Fleet, HeldLease, split_evenly
+from seamlessflow_scheduler.leases import next_lease
+from seamlessflow_scheduler.placement.plan import next_plan
+from seamlessflow_scheduler.placement.run_allocation import allocate
 from seamlessflow_scheduler.policy import Assignment, Demand, Node
 
 WORKER, TRAINER, RUNNER, MANAGER = "rollout-worker", "trainer", "agent-runner", "trajectory-manager"

@@ -11,7 +11,7 @@ from test_fleet import MACHINE, MANAGER, RUNNER, TRAINER, WORKER, Sim, demand, m
 
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role
 from seamlessflow.tag_rules import parse_rule
-from seamlessflow_scheduler.fleet import STUCK_SECONDS, Fleet, HeldLease
+from seamlessflow_scheduler.fleet_state import STUCK_SECONDS, Fleet, HeldLease
 from seamlessflow_scheduler.policy import Demand
 from seamlessflow_scheduler.policy.base import trainer_of
 

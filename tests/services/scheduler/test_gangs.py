@@ -11,13 +11,13 @@ from test_policies import TRAINER, WORKER, both, node, obey
 
 from seamlessflow.contracts import Role
 from seamlessflow.errors import ConfigError
-from seamlessflow_scheduler.allocation import allocate
-from seamlessflow_scheduler.fleet import HeldLease
-from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.fleet_state import HeldLease
+from seamlessflow_scheduler.placement.plan import next_plan
+from seamlessflow_scheduler.placement.run_allocation import allocate
 from seamlessflow_scheduler.policy import POLICIES, Assignment, Demand, Node, Process, Rates, policy_of
 from seamlessflow_scheduler.policy.auto import gang_size
-from seamlessflow_scheduler.policy.checked import given_out
 from seamlessflow_scheduler.policy.gang import RELEASE_SECONDS
+from seamlessflow_scheduler.policy.validation import given_out
 
 MEASURED = Rates(
     rollout_seconds=250.0,

@@ -6,9 +6,9 @@ import pytest
 
 from seamlessflow.contracts import Role
 from seamlessflow_rollout_worker.service import Move, Standing, moves
-from seamlessflow_scheduler.fleet import HeldLease
-from seamlessflow_scheduler.lease_book import next_lease
-from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.fleet_state import HeldLease
+from seamlessflow_scheduler.leases import next_lease
+from seamlessflow_scheduler.placement.plan import next_plan
 from seamlessflow_scheduler.policy import POLICIES, Demand, Node, Process
 
 SERVICES = {

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from test_fleet import Sim, machine
 
 from seamlessflow.contracts import NodeStatus, Role
+from seamlessflow_scheduler.placement.pinned_versions import STEP_SECONDS, Keeper, Kept, kept
 from seamlessflow_scheduler.policy import Demand
-from seamlessflow_scheduler.versions import STEP_SECONDS, Keeper, Kept, kept
 
 SLOTS = 8
 VERSIONS = st.integers(0, 7)

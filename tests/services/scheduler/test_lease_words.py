@@ -12,8 +12,8 @@ from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import control_streams, run_streams
 from seamlessflow.runtime.speaker import Speaker
-from seamlessflow_scheduler import role_words
-from seamlessflow_scheduler.lease_book import LeaseBook
+from seamlessflow_scheduler import leases as role_words
+from seamlessflow_scheduler.leases import LeaseBook
 from seamlessflow_scheduler.policy import Assignment
 
 

@@ -26,15 +26,14 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.tags import is_long, long_tag, needed_tag
 from seamlessflow.errors import ConfigError
 from seamlessflow.run_config import RunConfig, parse_run_config
-from seamlessflow_scheduler.demand import demand_of
-from seamlessflow_scheduler.fleet import HeldLease
-from seamlessflow_scheduler.lengths import Lengths
-from seamlessflow_scheduler.measures import Measures
-from seamlessflow_scheduler.names import episode_id
-from seamlessflow_scheduler.plan import next_plan
+from seamlessflow_scheduler.admission.decisions import decide
+from seamlessflow_scheduler.admission.length_estimate import Lengths
+from seamlessflow_scheduler.admission.measurements import Measures
+from seamlessflow_scheduler.admission.run_state import Progress, episode_id
+from seamlessflow_scheduler.fleet_state import HeldLease
+from seamlessflow_scheduler.placement.plan import next_plan
 from seamlessflow_scheduler.policy.base import Demand, Node, Process
-from seamlessflow_scheduler.progress import Progress
-from seamlessflow_scheduler.rhythm import decide
+from seamlessflow_scheduler.run import demand_of
 
 RUN, ENV = "demo-0001", "solver"
 TAGS = ("long+rollout", "rollout")

@@ -25,7 +25,7 @@ from seamlessflow.contracts import (
     StepTaken,
     TrainerStarted,
 )
-from seamlessflow_scheduler.measures import Measures
+from seamlessflow_scheduler.admission.measurements import Measures
 
 WORKER, TRAINER = "rollout-worker", "trainer"
 Told = tuple[Event, float]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Role, Service
-from seamlessflow_scheduler.fleet import HeldLease
-from seamlessflow_scheduler.lease_book import next_lease
+from seamlessflow_scheduler.fleet_state import HeldLease
+from seamlessflow_scheduler.leases import next_lease
 from seamlessflow_scheduler.policy import POLICIES, Assignment, Demand, Node, Process
 from seamlessflow_scheduler.policy.colocated import RELEASE_SECONDS
 

@@ -19,8 +19,7 @@ from seamlessflow.contracts import (
     TrainerStarted,
 )
 from seamlessflow.contracts.streams import commons
-from seamlessflow_scheduler.names import episode_id, episode_seed, group_id
-from seamlessflow_scheduler.progress import Progress
+from seamlessflow_scheduler.admission.run_state import Progress, episode_id, episode_seed, group_id
 
 
 def test_a_task_becomes_one_group_of_episodes_with_derived_ids_and_seeds():

@@ -22,8 +22,8 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
 )
 from seamlessflow.ledger import Ledger
-from seamlessflow_scheduler.progress import Progress
-from seamlessflow_scheduler.rhythm import admission_bound, decide
+from seamlessflow_scheduler.admission.decisions import admission_bound, decide
+from seamlessflow_scheduler.admission.run_state import Progress
 
 
 @settings(max_examples=60, deadline=None)

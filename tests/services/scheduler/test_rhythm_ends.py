@@ -16,8 +16,8 @@ from seamlessflow.contracts import (
     TrainingEnded,
     TrainingEndRequested,
 )
-from seamlessflow_scheduler.progress import Progress
-from seamlessflow_scheduler.rhythm import Observation, decide
+from seamlessflow_scheduler.admission.decisions import Observation, decide
+from seamlessflow_scheduler.admission.run_state import Progress
 
 
 def test_the_rest_is_trained_when_no_further_batch_can_be_filled():

@@ -18,8 +18,8 @@ from seamlessflow.contracts import (
     TrainingEnded,
     TrainingEndRequested,
 )
-from seamlessflow_scheduler.progress import Progress
-from seamlessflow_scheduler.rhythm import decide
+from seamlessflow_scheduler.admission.decisions import decide
+from seamlessflow_scheduler.admission.run_state import Progress
 
 
 def failed(opened: EpisodeOpened, reason: str = "No module named 'x'") -> EpisodeEnded:

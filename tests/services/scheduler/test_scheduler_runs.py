@@ -28,7 +28,7 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import QUEUE_OF
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
 from seamlessflow.errors import Unavailable
-from seamlessflow_scheduler import clearing
+from seamlessflow_scheduler import service as clearing
 from seamlessflow_scheduler.service import Scheduler
 
 

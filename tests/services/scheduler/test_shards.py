@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import Lease, Role, Service
 from seamlessflow.contracts.base import partition
+from seamlessflow_scheduler.fleet_monitor import Pulse
+from seamlessflow_scheduler.placement.shards import RELEASE_SECONDS, share
 from seamlessflow_scheduler.policy import Demand, Node, Process
-from seamlessflow_scheduler.pulse import Pulse
-from seamlessflow_scheduler.shards import RELEASE_SECONDS, share
 
 MANAGER = Service.TRAJECTORY_MANAGER.value
 DEMAND = Demand("r1", "multiplexed", num_shards=6)

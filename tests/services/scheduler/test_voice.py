@@ -31,13 +31,12 @@ from seamlessflow.contracts.addresses import message_id_of
 from seamlessflow.contracts.streams import control_streams
 from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Context, make_context
-from seamlessflow_scheduler.conductor import SLICE, Conductor
+from seamlessflow_scheduler.admission.decisions import NOTHING, decide
+from seamlessflow_scheduler.admission.run_state import Progress, group_id
 from seamlessflow_scheduler.config import SchedulerSettings
-from seamlessflow_scheduler.lease_book import LeaseBook
-from seamlessflow_scheduler.names import group_id
-from seamlessflow_scheduler.progress import Progress
-from seamlessflow_scheduler.rhythm import NOTHING, decide
-from seamlessflow_scheduler.voice import Turn, Voice
+from seamlessflow_scheduler.leases import LeaseBook
+from seamlessflow_scheduler.paced_publisher import Turn, Voice
+from seamlessflow_scheduler.run import SLICE, Conductor
 
 GROUPS, MEMBERS = 20, 10
 MANY = {"algorithm": {"steps": 3, "groups_per_step": GROUPS, "group_size": MEMBERS, "max_staleness": 1}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -15,10 +16,81 @@ from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context
 
 from .config import SchedulerSettings
-from .doubles import Doubles, Name
-from .fleet import Fleet
+from .fleet_state import Fleet
 from .policy import Node
-from .pulse import Pulse
+
+# Two living processes under one name: they overwrite each other's presence, so their instances alternate. Pure.
+#
+# A restart shows a new instance once and the old one never again; an instance that comes back after another lives beside it.
+
+
+Name = tuple[str, str]
+"""Node and service."""
+REMEMBERED_SECONDS = 60.0
+"""An instance that was not seen for this long is forgotten: its name may be used again."""
+SAID_SECONDS = 10.0
+"""How long two are said to be there after they were last seen to alternate."""
+
+
+@dataclass
+class Doubles:
+    """Fed with the instance that each presence names at a time."""
+
+    _seen: dict[Name, dict[str, float]] = field(default_factory=dict)
+    """By process: its instances, the newest last, each with when it was last seen."""
+    _found: dict[Name, tuple[tuple[str, str], float]] = field(default_factory=dict)
+
+    def observe(self, instances: Mapping[Name, str], now: float) -> dict[Name, tuple[str, str]]:
+        """Names that two processes have now, with the two instances. ``now``: seconds that never go back."""
+        self._forget(now)
+        for name, instance in instances.items():
+            seen = self._seen.setdefault(name, {})
+            newest = next(reversed(seen), instance)
+            if instance != newest and instance in seen:
+                one, other = sorted((instance, newest))
+                self._found[name] = (one, other), now
+            seen.pop(instance, None)
+            seen[instance] = now
+        return {name: pair for name, (pair, _) in self._found.items()}
+
+    def _forget(self, now: float) -> None:
+        kept = {
+            name: {each: at for each, at in seen.items() if now - at < REMEMBERED_SECONDS} for name, seen in self._seen.items()
+        }
+        self._seen = {name: seen for name, seen in kept.items() if seen}
+        self._found = {name: found for name, found in self._found.items() if now - found[1] < SAID_SECONDS}
+
+
+# Which processes have fallen silent, long before their presence expires. Pure.
+#
+# A presence is renewed under a new revision each time. Only the time in which the bucket was really looked at counts, so a
+# scheduler or server that was away for a while takes nobody for dead: all have their time again.
+
+
+"""Node and service."""
+BLIND_SECONDS = 1.5
+"""Longest time between two looks that still counts as watching."""
+
+
+@dataclass
+class Pulse:
+    """Fed with the revisions of all presences at a time."""
+
+    quiet_seconds: float
+    _seen: dict[Name, tuple[int, float]] = field(default_factory=dict)
+    """By process: its newest revision, and since when it was that."""
+    _looked_at: float = 0.0
+
+    def observe(self, revisions: Mapping[Name, int], now: float) -> frozenset[Name]:
+        """Processes that did not renew for ``quiet_seconds``."""
+        blind = not 0 <= now - self._looked_at <= BLIND_SECONDS
+        before, self._looked_at = self._seen, now
+        self._seen = {}
+        for process, revision in revisions.items():
+            known, since = before.get(process, (revision, now))
+            self._seen[process] = (revision, since if known == revision and not blind else now)
+        return frozenset(process for process, (_, since) in self._seen.items() if now - since >= self.quiet_seconds)
+
 
 log = structlog.get_logger()
 

@@ -19,9 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seamlessflow.contracts import Lease, Role, Service
-
-from .policy import Assignment, Demand, Node
-from .policy.base import ROLLOUT
+from seamlessflow_scheduler.policy import Assignment, Demand, Node
+from seamlessflow_scheduler.policy.base import ROLLOUT
 
 STEP_SECONDS = 60.0
 """For so long what only a node has that takes a step waits for it; then others fetch it, or it is let go."""

@@ -34,9 +34,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.tags import long_tag
 
-from .names import episode_seed, group_id
-from .progress import Progress
-from .rounds import AFTER, BEFORE, Round
+from .evaluation_round import AFTER, BEFORE, Round
+from .run_state import Progress, episode_seed, group_id
 
 FULL_SHARE = 0.8
 """Share of the journal's byte limit at which admission stops, so that what is in flight always fits."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 from seamlessflow.contracts import Lease, Role, Service
 from seamlessflow.contracts.tags import is_long
+from seamlessflow_scheduler.fleet_state import HeldLease
+from seamlessflow_scheduler.policy import Assignment, Demand, Node, policy_of
+from seamlessflow_scheduler.policy.base import ROLLOUT, TRAIN
+from seamlessflow_scheduler.policy.gang import stays_for_step
+from seamlessflow_scheduler.policy.validation import as_it_stands, given_out
 
 from .affinity import owners
-from .allocation import allocate
-from .fleet import HeldLease
-from .policy import Assignment, Demand, Node, policy_of
-from .policy.base import ROLLOUT, TRAIN
-from .policy.checked import as_it_stands, given_out
-from .policy.gang import stays_for_step
+from .pinned_versions import with_versions
+from .run_allocation import allocate
 from .shards import share
-from .versions import with_versions
 
 
 @dataclass(frozen=True, slots=True)

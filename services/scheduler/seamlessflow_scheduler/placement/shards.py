@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seamlessflow.contracts import Service
-
-from .fleet import split_evenly
-from .policy import Demand, Node
+from seamlessflow_scheduler.fleet_state import split_evenly
+from seamlessflow_scheduler.policy import Demand, Node
 
 RELEASE_SECONDS = 10.0
 """A manager that is there and does not obey its lease for this long is no longer waited for."""

@@ -40,9 +40,9 @@ from seamlessflow.contracts import (
     is_final,
 )
 from seamlessflow.run_config import RunConfig
+from seamlessflow_scheduler.policy.base import Rates
 
-from .policy.base import Rates
-from .steps import Steps
+from .step_chain import Steps
 
 NUM_STEPS = 6
 """Newest steps over which costs are averaged: groups are finished in waves."""
