@@ -1,6 +1,6 @@
 """One optimiser step over groups packed as prefix trees, against the same samples one by one, in the same run.
 
-Packed rows compute a group's prompt once (seamlessflow_trainer.packing); flat ones, what most trainers do, once for each
+Packed rows compute a group's prompt once (seamlessflow_trainer.data.packing); flat ones, what most trainers do, once for each
 sample. Both give the same gradient, and this checks that they do.
 """
 
@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM
 from loadtest.report import Figure, arguments, publish
 from seamlessflow.models import make_tiny, resolve_model
 from seamlessflow.settings import Settings
-from seamlessflow_trainer.batches import TrainingBatch
-from seamlessflow_trainer.learner import Hyperparameters, Learner
-from seamlessflow_trainer.packing import Path
-from seamlessflow_trainer.precision import pick_compute_dtype
+from seamlessflow_trainer.data.batch import TrainingBatch
+from seamlessflow_trainer.data.packing import Path
+from seamlessflow_trainer.learner.learner import Hyperparameters, Learner
+from seamlessflow_trainer.learner.model_loading import pick_compute_dtype
 
 MICRO_BATCH_TOKENS = 4096
 LOGPROB = -2.0

@@ -29,8 +29,8 @@ from seamlessflow.machine import interpreter_of, python_path
 from seamlessflow.run_config import RunConfig, parse_run_config
 from seamlessflow.runtime import CommitClaim, Speaker
 from seamlessflow.weights import model_path, publish_folder
-from seamlessflow_trainer.loading import model_files, served_dtype
-from seamlessflow_trainer.publishing import WeightsPublisher
+from seamlessflow_trainer.learner.model_loading import model_files, served_dtype
+from seamlessflow_trainer.weights.publisher import WeightsPublisher
 
 RUN, TAG = "load", "rollout"
 READY_SECONDS = 300.0

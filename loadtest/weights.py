@@ -42,8 +42,8 @@ from seamlessflow.weights.digests import tensor_digests
 from seamlessflow.weights.fetching import Held, fetch_version
 from seamlessflow.weights.manifests import DELTA_FILE, version_facts
 from seamlessflow.weights.tensorfile import Bits
-from seamlessflow_trainer.tensorfiles import safetensors_chunks
-from seamlessflow_trainer.versioning import bits_of, host_copies
+from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
+from seamlessflow_trainer.weights.version_files import bits_of, host_copies
 
 RATES = {"lr1e-6": 1e-6, "lr1e-5": 1e-5}
 PUBLISHED_BYTES = 4

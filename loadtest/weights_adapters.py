@@ -18,9 +18,9 @@ from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights.adapted import ADAPTER_FOLDER
 from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
 from seamlessflow.weights.fetching import fetch_version
-from seamlessflow_trainer.adapter_versions import AdapterMaker, publish_base
-from seamlessflow_trainer.loading import load_learner
-from seamlessflow_trainer.lora import AdapterLearner
+from seamlessflow_trainer.learner.lora import AdapterLearner
+from seamlessflow_trainer.learner.model_loading import load_learner
+from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
 
 RUN = "adapters"
 SIZE = 1e-2

@@ -32,7 +32,7 @@ from loadtest.weights_floors import Copies, disk_seconds
 from seamlessflow.contracts import Service, WeightsLoaded
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import generation_consumer, journal, queue_stream
-from seamlessflow_trainer.publishing import WeightsPublisher
+from seamlessflow_trainer.weights.publisher import WeightsPublisher
 
 NUM_WORKERS = 2
 PROMPT_TOKENS = 32

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from seamlessflow_trainer.batches import TrainingBatch
-from seamlessflow_trainer.learner import Abandoned, StepFigures
+from seamlessflow_trainer.data.batch import TrainingBatch
+from seamlessflow_trainer.learner.learner import Abandoned, StepFigures
 
 from .cost import Cost
 from .timed_clock import Scale

@@ -2,7 +2,8 @@
 
     gap of a step ──▶ GapWatch ──▶ metrics of StepTaken ──▶ gap_warning: status, the followed run, the summary
 
-The gap is the mean of |trainer - engine| over tokens that the present weights sampled (seamlessflow_trainer.correction).
+The gap is the mean of |trainer - engine| over tokens that the present weights sampled
+(seamlessflow_trainer.algorithms.off_policy_correction).
 Rounding is part of it; a stale prefix cache, another temperature or weights that were not loaded are not. One step can be
 chance: an alarm takes several in a row.
 """

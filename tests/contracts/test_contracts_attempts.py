@@ -10,7 +10,7 @@ from seamlessflow.contracts.episodes import MAX_LOST_ATTEMPTS
 from seamlessflow.run_config import parse_run_config
 from seamlessflow_scheduler.admission.decisions import decide
 from seamlessflow_scheduler.admission.run_state import Progress
-from seamlessflow_trainer.groups import GroupBook
+from seamlessflow_trainer.data.groups import GroupBook
 
 STATUSES = st.lists(st.sampled_from(EpisodeStatus), min_size=25, max_size=25)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import WeightsReading
-from seamlessflow_trainer.asking import APART, FIRST_REST_SECONDS, LONGEST_REST_SECONDS, FullAsked
+from seamlessflow_trainer.weights.publisher import APART, FIRST_REST_SECONDS, LONGEST_REST_SECONDS, FullAsked
 
 
 def missed(*versions: int, reader: str = "w") -> list[WeightsReading]:

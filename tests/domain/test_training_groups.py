@@ -11,8 +11,7 @@ from training_builders import a_sample, samples_ready
 
 from seamlessflow.contracts import DropReason, EpisodeStatus, SamplesReady
 from seamlessflow.errors import BadInput
-from seamlessflow_trainer.checking import check_samples
-from seamlessflow_trainer.groups import Group, GroupBook
+from seamlessflow_trainer.data.groups import Group, GroupBook, check_samples
 
 FAILED = EpisodeStatus.AGENT_FAILED
 

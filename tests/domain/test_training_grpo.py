@@ -17,9 +17,9 @@ from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import Float32s, MaskReason
 from seamlessflow.errors import BadInput
 from seamlessflow_trainer.algorithms.grpo import group_advantages, policy_loss
-from seamlessflow_trainer.batches import is_stale, make_batch
-from seamlessflow_trainer.correction import importance_ratios, logprob_gap, masked
-from seamlessflow_trainer.groups import Group
+from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap, masked
+from seamlessflow_trainer.data.batch import is_stale, make_batch
+from seamlessflow_trainer.data.groups import Group
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=16)
 

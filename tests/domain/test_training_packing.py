@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_trainer.microbatches import to_micro_batch
-from seamlessflow_trainer.packing import Path, Row, common_prefix, pack_group, plan_micro_batches
+from seamlessflow_trainer.data.packing import Path, Row, common_prefix, pack_group, plan_micro_batches, to_micro_batch
 
 
 def drawn(*texts: str) -> list[Path]:

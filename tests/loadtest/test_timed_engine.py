@@ -20,9 +20,9 @@ from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import EpisodeOrigin, EpisodeStatus, Float32s, Int32s, Sample, SamplesReady
 from seamlessflow.run_training_sections import AlgorithmSection
 from seamlessflow_rollout_worker.engines.base import Chunk, Finish, SamplingParams
-from seamlessflow_trainer.batches import make_batch
-from seamlessflow_trainer.groups import Group
-from seamlessflow_trainer.learner import Abandoned
+from seamlessflow_trainer.data.batch import make_batch
+from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.learner.learner import Abandoned
 
 BUDGET, STOP, WORDS = 1000, 2, [5, 6, 7]
 COST = cost_of()

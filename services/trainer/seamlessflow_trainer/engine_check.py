@@ -18,12 +18,11 @@ from seamlessflow.engine_check.process import report_on_order
 from seamlessflow.engine_check.records import GapFigures, Sampled, TrainerOrder, TrainerReport
 from seamlessflow.run_config import RunConfig, parse_run_config
 
-from .batches import TrainingBatch
 from .config import TrainerSettings
-from .learner import Learner
-from .loading import load_learner
-from .packing import Path as TokenPath
-from .precision import pick_device
+from .data.batch import TrainingBatch
+from .data.packing import Path as TokenPath
+from .learner.learner import Learner
+from .learner.model_loading import load_learner, pick_device
 
 
 def run(order: TrainerOrder) -> TrainerReport:

@@ -9,10 +9,10 @@ import structlog
 from seamlessflow.contracts import Lease, Role
 from seamlessflow.runtime import Context, DeviceLock, LeaseWatch
 
-from .building import BuildLearner, build_learner
 from .config import TrainerSettings
 from .device_turn import DeviceTurn, Occupant
-from .training import Training
+from .learner.factory import BuildLearner, build_learner
+from .run import Training
 
 log = structlog.get_logger()
 

@@ -27,11 +27,10 @@ from seamlessflow.contracts import (
 from seamlessflow.fidelity import GAP, GAP_ALARM, GAP_LIMIT
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.run_training_sections import AlgorithmSection
-from seamlessflow_trainer.batches import make_batch
-from seamlessflow_trainer.gap_sources import GapSum, episode_gaps, gaps_of, sampled_by
-from seamlessflow_trainer.groups import Group
-from seamlessflow_trainer.loading import load_learner
-from seamlessflow_trainer.parts import joined
+from seamlessflow_trainer.data.batch import joined, make_batch
+from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.learner.model_loading import load_learner
+from seamlessflow_trainer.steps.logprob_gap_alarm import GapSum, episode_gaps, gaps_of, sampled_by
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -18,12 +18,17 @@ from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput
 from seamlessflow.run_config import parse_run_config
 from seamlessflow.run_training_sections import AlgorithmSection
-from seamlessflow_trainer.batches import TrainingBatch, make_batch
-from seamlessflow_trainer.checkpoints import snapshot
-from seamlessflow_trainer.groups import Group
-from seamlessflow_trainer.learner import Abandoned, Learner, NotFinite, learning_rate_at
-from seamlessflow_trainer.loading import check_architecture, load_learner, model_files, served_dtype
-from seamlessflow_trainer.precision import pick_compute_dtype
+from seamlessflow_trainer.data.batch import TrainingBatch, make_batch
+from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.learner.learner import Abandoned, Learner, NotFinite, learning_rate_at
+from seamlessflow_trainer.learner.model_loading import (
+    check_architecture,
+    load_learner,
+    model_files,
+    pick_compute_dtype,
+    served_dtype,
+)
+from seamlessflow_trainer.steps.checkpoints import snapshot
 
 TEMPERATURE = 0.7
 

@@ -21,14 +21,13 @@ from seamlessflow.run_config import parse_run_config
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
 from seamlessflow.weights.fetching import fetch_version
-from seamlessflow_trainer import loading
-from seamlessflow_trainer.adapter_versions import AdapterMaker, publish_base
-from seamlessflow_trainer.batches import TrainingBatch, make_batch
-from seamlessflow_trainer.checkpoints import snapshot
-from seamlessflow_trainer.groups import Group
-from seamlessflow_trainer.loading import load_learner
-from seamlessflow_trainer.lora import AdapterLearner
-from seamlessflow_trainer.lora_layers import MergedLayer
+from seamlessflow_trainer.data.batch import TrainingBatch, make_batch
+from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.learner import model_loading
+from seamlessflow_trainer.learner.lora import AdapterLearner, MergedLayer
+from seamlessflow_trainer.learner.model_loading import load_learner
+from seamlessflow_trainer.steps.checkpoints import snapshot
+from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
 
 TEMPERATURE = 0.7
 RANK = 3
@@ -180,7 +179,7 @@ def test_what_is_trained_is_what_is_served_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: torch.dtype
 ) -> None:
     """In bfloat16: the trainer's layers have the very values that a worker hands to its engine, whatever it multiplies in."""
-    monkeypatch.setattr(loading, "pick_compute_dtype", lambda device, served: compute)
+    monkeypatch.setattr(model_loading, "pick_compute_dtype", lambda device, served: compute)
     folder = make_tiny_llama(tmp_path / "model", dtype=torch.bfloat16)
     learner = trained(lora_learner(folder))
     published = Published(tmp_path, learner, torch.bfloat16)
@@ -280,7 +279,7 @@ def test_a_checkpoint_of_another_rank_or_of_all_weights_is_refused(tiny_llama: P
     learner = lora_learner(tiny_llama)
     before = snapshot(learner.weights(), {}).weights
     other = lora_learner(tiny_llama, rank=RANK + 1)
-    full = loading.load_learner(tiny_llama, parse_run_config(run_document(tiny_llama)), torch.device("cpu"))
+    full = model_loading.load_learner(tiny_llama, parse_run_config(run_document(tiny_llama)), torch.device("cpu"))
 
     for theirs, said in (
         (other, r"down_proj\.lora_A\.weight is \[4, 32\] there and \[3, 32\] here"),

@@ -25,11 +25,12 @@ from seamlessflow.runtime import CommitClaim, Speaker
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions
 from seamlessflow.weights.manifests import DELTA_FILE
 from seamlessflow.weights.readers import read_head
-from seamlessflow_trainer import publishing, threads, versioning
-from seamlessflow_trainer.learner import Learner
-from seamlessflow_trainer.numbers_only import NumbersOnly
-from seamlessflow_trainer.publishing import WeightsPublisher
-from seamlessflow_trainer.versioning import MOST_MISSES, VersionMaker
+from seamlessflow_trainer import blocking_work
+from seamlessflow_trainer.learner.learner import Learner
+from seamlessflow_trainer.weights import publisher as publishing
+from seamlessflow_trainer.weights import version_files
+from seamlessflow_trainer.weights.publisher import WeightsPublisher
+from seamlessflow_trainer.weights.version_files import MOST_MISSES, NumbersOnly, VersionMaker
 
 
 @pytest.fixture(params=["memory", "jetstream"])
@@ -243,7 +244,7 @@ async def test_a_delta_that_does_not_arrive_at_once_uploads_no_full_file_twice(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The small file comes first, and is read back before the large one is written."""
-    monkeypatch.setattr(threads, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(blocking_work, "RETRY_SECONDS", 0.0)
     weights = Weights(tmp_path)
     publisher = publisher_of(bus, weights.store, full_every=2)
     for step in range(2):
@@ -269,14 +270,14 @@ async def test_a_delta_that_does_not_arrive_at_once_uploads_no_full_file_twice(
 
 def test_weights_that_promise_no_delta_are_never_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """float32, or a version that nothing can be built on: the copy before is let go of before there is another."""
-    weights, copies, held = Weights(tmp_path, dtype=torch.float32, full_every=9), versioning.host_copies, list[bool]()
+    weights, copies, held = Weights(tmp_path, dtype=torch.float32, full_every=9), version_files.host_copies, list[bool]()
 
     def noted(tensors, dtype):  # type: ignore[no-untyped-def]
-        if any(tensor.numel() > versioning.SAMPLE_VALUES for tensor in tensors.values()):
+        if any(tensor.numel() > version_files.SAMPLE_VALUES for tensor in tensors.values()):
             held.append(bool(weights.maker._last))
         return copies(tensors, dtype)
 
-    monkeypatch.setattr(versioning, "host_copies", noted)
+    monkeypatch.setattr(version_files, "host_copies", noted)
     weights.publish()
     weights.step(1e-2)
     weights.publish()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_trainer.standing import Standing, step_to_keep
+from seamlessflow_trainer.steps.train_step import Standing, step_to_keep
 
 
 def standing(step: int, *, is_between: bool = False) -> Standing:

@@ -11,8 +11,8 @@ from trainer_accounts import feed
 from trainer_world import World
 
 from seamlessflow.contracts import Role, StepTaken
-from seamlessflow_trainer import stepping
-from seamlessflow_trainer.batches import make_batch
+from seamlessflow_trainer.data.batch import make_batch
+from seamlessflow_trainer.steps import train_step
 
 
 @pytest.mark.parametrize("begin_share", [1.0, 0.5], ids=["whole", "in_parts"])
@@ -26,7 +26,7 @@ async def test_no_batch_is_made_in_the_event_loop(
         threads.append(threading.current_thread() is threading.main_thread())
         return make_batch(*args)
 
-    monkeypatch.setattr(stepping, "make_batch", noted)
+    monkeypatch.setattr(train_step, "make_batch", noted)
     world = await make_world(steps=1, begin_share=begin_share)
     await world.lease(Role.TRAIN, hand_back=True)
     async with world.trainer():

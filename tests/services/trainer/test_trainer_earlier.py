@@ -16,8 +16,8 @@ from seamlessflow.weights.fetching import fetch_version
 from seamlessflow.weights.hashing import split_digest
 from seamlessflow.weights.manifests import read_manifest
 from seamlessflow.weights.tensorfile import map_tensors
-from seamlessflow_trainer.adapter_versions import AdapterMaker, publish_base
-from seamlessflow_trainer.checkpoints import CheckpointStore
+from seamlessflow_trainer.steps.checkpoints import CheckpointStore
+from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
 from tests.store.earlier_store import BASE, FULL, LAYER, LORA, earlier_store, path_of
 
 MODEL = {name: torch.from_numpy(values) for name, values in BASE.items()}

@@ -33,10 +33,10 @@ from seamlessflow.errors import Unavailable
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import DeviceLock, Speaker
 from seamlessflow_trainer import device_turn
-from seamlessflow_trainer.batches import TrainingBatch
 from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.device_turn import DeviceTurn
-from seamlessflow_trainer.learner import StepFigures
+from seamlessflow_trainer.learner.learner import StepFigures
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -42,8 +42,8 @@ from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.errors import BadInput, Damaged, Superseded
 from seamlessflow.runtime import CommitClaim, read_commits
 from seamlessflow.weights import MANIFEST, publish_folder
-from seamlessflow_trainer import checkpoints
-from seamlessflow_trainer.checkpoints import BARRIER, BARRIER_WORDS, CheckpointStore
+from seamlessflow_trainer.steps import checkpoints
+from seamlessflow_trainer.steps.checkpoints import BARRIER, BARRIER_WORDS, CheckpointStore
 
 MakeWorld = Callable[..., Awaitable[World]]
 
@@ -137,7 +137,7 @@ async def test_a_rollback_goes_on_from_an_earlier_checkpoint(make_world: MakeWor
 
 async def test_a_rollback_of_a_run_that_is_trained_ends_the_line(make_world: MakeWorld, monkeypatch) -> None:
     """The trainer that is there hands back what it holds and begins another line, which goes back; its process goes on."""
-    monkeypatch.setattr("seamlessflow_trainer.living.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("seamlessflow_trainer.incarnations.LOOK_SECONDS", 0.05)
     world = await committed_world(make_world, num_steps=2)
     async with world.trainer():
         await world.hears(TrainerStarted, count=2)
@@ -152,7 +152,7 @@ async def test_a_rollback_of_a_run_that_is_trained_ends_the_line(make_world: Mak
 
 async def test_a_trainer_that_stays_goes_on_by_itself_when_a_person_answers(make_world: MakeWorld, monkeypatch) -> None:
     """Also where its lease never changed in between: the answer came before the scheduler took the lease away."""
-    monkeypatch.setattr("seamlessflow_trainer.living.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("seamlessflow_trainer.incarnations.LOOK_SECONDS", 0.05)
     world = await committed_world(make_world)
     path = f"{(await newest(world)).checkpoint}/optimizer.safetensors"
     content = spoil(world, path)
@@ -235,8 +235,8 @@ async def test_a_trainer_that_was_superseded_and_cannot_begin_stops_no_run(make_
         await other.take()
         raise BadInput("this machine cannot")
 
-    monkeypatch.setattr("seamlessflow_trainer.joining.restore", cannot)
-    monkeypatch.setattr("seamlessflow_trainer.living.LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("seamlessflow_trainer.run_start.restore", cannot)
+    monkeypatch.setattr("seamlessflow_trainer.incarnations.LONGEST_PAUSE_SECONDS", 0.0)
     with pytest.raises(Superseded):
         async with world.trainer() as bus:
             await asyncio.wait_for(asyncio.shield(bus.user), 20)
@@ -311,7 +311,7 @@ async def test_a_store_that_is_away_is_waited_for(make_world: MakeWorld, monkeyp
         return real(store, path, target)
 
     monkeypatch.setattr(checkpoints, "fetch_folder", fetch)
-    monkeypatch.setattr("seamlessflow_trainer.threads.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("seamlessflow_trainer.blocking_work.RETRY_SECONDS", 0.02)
     async with world.trainer():
         await world.hears(TrainerStarted, count=2)
 

@@ -10,20 +10,11 @@ import pytest
 from trainer_world import RUN, VOCABULARY, samples_ready
 
 from seamlessflow.bus.base import Delivery
-from seamlessflow.contracts import (
-    DropReason,
-    Event,
-    Float32s,
-    GroupDropped,
-    Int32s,
-    Sample,
-    SamplesReady,
-    TrainingEndRequested,
-)
+from seamlessflow.contracts import DropReason, Event, Float32s, GroupDropped, Int32s, Sample, SamplesReady, TrainingEndRequested
 from seamlessflow.contracts.addresses import subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
-from seamlessflow_trainer.groups import GroupBook
-from seamlessflow_trainer.intake import Intake
+from seamlessflow_trainer.data.groups import GroupBook
+from seamlessflow_trainer.data.sample_queue import Intake
 
 
 class Message:

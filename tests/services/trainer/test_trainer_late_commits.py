@@ -37,11 +37,12 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Context, make_context
-from seamlessflow_trainer import checkpoints, living
-from seamlessflow_trainer.building import build_learner
-from seamlessflow_trainer.checkpoints import CheckpointStore
+from seamlessflow_trainer import incarnations
 from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.learner.factory import build_learner
 from seamlessflow_trainer.service import Trainer
+from seamlessflow_trainer.steps import checkpoints
+from seamlessflow_trainer.steps.checkpoints import CheckpointStore
 
 MakeWorld = Callable[..., Awaitable[World]]
 
@@ -133,7 +134,7 @@ async def test_a_late_write_neither_replaces_nor_spoils_what_was_committed(
     gives_up: bool, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Line 3 goes on from the commit of line 2, with its very weights, and trains the groups that are still open."""
-    monkeypatch.setattr(living, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(incarnations, "LOOK_SECONDS", 0.05)
     slow = SlowWrite(monkeypatch, gives_up=gives_up)
     world = await make_world(steps=9, max_staleness=9, every_steps=1)
     a = Life(world, "a")
@@ -180,7 +181,7 @@ async def test_a_healthy_trainer_commits_nothing_while_its_successor_restores(
 ) -> None:
     """The claim comes before anything is read, so what the older one commits in that minute is refused, and its groups come
     again."""
-    monkeypatch.setattr(living, "LOOK_SECONDS", 60.0)  # the older one learns it by its refused commit alone
+    monkeypatch.setattr(incarnations, "LOOK_SECONDS", 60.0)  # the older one learns it by its refused commit alone
     slow = SlowWrite(monkeypatch, gives_up=False)
     world = await make_world(steps=9, max_staleness=9, every_steps=1)
     a = Life(world, "a")

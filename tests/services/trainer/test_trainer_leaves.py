@@ -26,21 +26,13 @@ from trainer_accounts import check_accounts, feed, on_subject, until_all_is_ackn
 from trainer_world import NODE, RUN, World
 
 from seamlessflow.blobs import Store
-from seamlessflow.contracts import (
-    BatchReady,
-    GroupTrained,
-    Role,
-    StepsCommitted,
-    StepTaken,
-    TrainerStarted,
-    TrainingEnded,
-)
+from seamlessflow.contracts import BatchReady, GroupTrained, Role, StepsCommitted, StepTaken, TrainerStarted, TrainingEnded
 from seamlessflow.errors import Damaged, Unavailable
 from seamlessflow.runtime import CommitClaim, DeviceLock
 from seamlessflow_trainer import service
-from seamlessflow_trainer.checkpoints import BARRIER, Checkpoint, CheckpointStore, Snapshot
-from seamlessflow_trainer.learner import Learner
-from seamlessflow_trainer.publishing import WeightsPublisher
+from seamlessflow_trainer.learner.learner import Learner
+from seamlessflow_trainer.steps.checkpoints import BARRIER, Checkpoint, CheckpointStore, Snapshot
+from seamlessflow_trainer.weights.publisher import WeightsPublisher
 
 MakeWorld = Callable[..., Awaitable[World]]
 NUM_STEPS = 3

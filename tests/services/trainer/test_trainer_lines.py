@@ -21,17 +21,17 @@ from seamlessflow.bus import memory_log
 from seamlessflow.contracts import Role, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, TrainingEnded
 from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim, DeviceLock
-from seamlessflow_trainer import living
-from seamlessflow_trainer.learner import Abandoned, Learner
-from seamlessflow_trainer.living import LONGEST_PAUSE_SECONDS, pause_seconds
-from seamlessflow_trainer.publishing import WeightsPublisher
+from seamlessflow_trainer import incarnations
+from seamlessflow_trainer.incarnations import LONGEST_PAUSE_SECONDS, pause_seconds
+from seamlessflow_trainer.learner.learner import Abandoned, Learner
+from seamlessflow_trainer.weights.publisher import WeightsPublisher
 
 MakeWorld = Callable[..., Awaitable[World]]
 
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(living, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(incarnations, "LOOK_SECONDS", 0.02)
 
 
 def claim_of(world: World) -> CommitClaim:
@@ -142,7 +142,7 @@ async def test_old_claims_make_no_process_wait(make_world: MakeWorld, monkeypatc
     """A run that was resumed many times is not contended for: only the server's last minute counts."""
     world = await make_world()
     real = memory_log.time.time
-    monkeypatch.setattr(memory_log.time, "time", lambda: real() - living.CONTENTION_SECONDS - 1)
+    monkeypatch.setattr(memory_log.time, "time", lambda: real() - incarnations.CONTENTION_SECONDS - 1)
     for _ in range(5):
         await claim_of(world).take()
     monkeypatch.setattr(memory_log.time, "time", real)

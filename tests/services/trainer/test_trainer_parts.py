@@ -40,11 +40,10 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import ConfigError
 from seamlessflow.run_config import parse_run_config
-from seamlessflow_trainer import stepping
-from seamlessflow_trainer.batches import TrainingBatch, make_batch
-from seamlessflow_trainer.groups import Group
-from seamlessflow_trainer.learner import Abandoned
-from seamlessflow_trainer.parts import Feed, joined
+from seamlessflow_trainer.data.batch import Feed, TrainingBatch, joined, make_batch
+from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.learner.learner import Abandoned
+from seamlessflow_trainer.steps import train_step
 
 MakeWorld = Callable[..., Awaitable[World]]
 GROUPS = ("a", "b", "c", "d")
@@ -187,7 +186,7 @@ async def test_a_step_does_not_wait_for_ever(why: str, make_world: MakeWorld, mo
     """It is taken on what is there, the device is let go of, and what comes later is for the next step."""
     world = await begun(make_world, steps=2)
     if why == "nobody samples":
-        monkeypatch.setattr(stepping, "REST_SECONDS", 0.3)
+        monkeypatch.setattr(train_step, "REST_SECONDS", 0.3)
     async with world.trainer():
         await world.hears(TrainerStarted)
         await answered(world, "a", "b")

@@ -41,7 +41,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import BUCKETS, CONTROL_STREAM, HINT_POKE, LEASES_BUCKET
-from seamlessflow_trainer.checkpoints import BARRIER_WORDS
+from seamlessflow_trainer.steps.checkpoints import BARRIER_WORDS
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]

@@ -13,20 +13,14 @@ from trainer_world import RUN, World, by_index, run_document
 from typer.testing import CliRunner
 
 from seamlessflow.cli import app
-from seamlessflow.contracts import (
-    Role,
-    StepTaken,
-    TrainerStarted,
-    TrainingEnded,
-    TrainingEndRequested,
-    WeightsPublished,
-)
+from seamlessflow.contracts import Role, StepTaken, TrainerStarted, TrainingEnded, TrainingEndRequested, WeightsPublished
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.fetching import fetch_version
 from seamlessflow.weights.keeping import NEWEST
 from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
 from seamlessflow.weights.readers import Reader
-from seamlessflow_trainer import asking, stepping
+from seamlessflow_trainer.steps import train_step
+from seamlessflow_trainer.weights import publisher
 
 
 async def world_of(folder: Path, model: Path, *, steps: int) -> World:
@@ -80,7 +74,7 @@ async def test_who_cannot_have_the_newest_gets_it_in_full_although_no_step_comes
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's only worker, say: without fresh tokens there would never be a step that is published."""
-    monkeypatch.setattr(stepping, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(train_step, "LOOK_SECONDS", 0.05)
     world = await world_of(tmp_path, tiny_llama, steps=9)
     async with world.trainer():
         await world.hears(TrainerStarted)
@@ -100,8 +94,8 @@ async def test_what_is_published_again_and_again_does_not_fill_the_store(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No step comes that would remove what is old."""
-    monkeypatch.setattr(stepping, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(asking, "FIRST_REST_SECONDS", 0.0)
+    monkeypatch.setattr(train_step, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(publisher, "FIRST_REST_SECONDS", 0.0)
     world = await world_of(tmp_path, tiny_llama, steps=9)
     await Reader(world.bus, RUN, "w1").missed(999, "p", "the store cannot be reached from here")
     async with world.trainer():
@@ -113,7 +107,7 @@ async def test_the_next_step_is_published_in_full_for_who_missed_one(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as it is some versions after the last full one; and changes go on from it."""
-    monkeypatch.setattr(stepping, "LOOK_SECONDS", 600.0)
+    monkeypatch.setattr(train_step, "LOOK_SECONDS", 600.0)
     world = await world_of(tmp_path, tiny_llama, steps=9)
     async with world.trainer():
         await world.hears(TrainerStarted)

@@ -21,9 +21,9 @@ from seamlessflow.weights.fetching import fetch_version
 from seamlessflow.weights.keeping import NEWEST
 from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
 from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
-from seamlessflow_trainer.publishing import WeightsPublisher
-from seamlessflow_trainer.tensorfiles import safetensors_chunks
-from seamlessflow_trainer.versioning import MOST_MISSES, VersionMaker
+from seamlessflow_trainer.weights.publisher import WeightsPublisher
+from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
+from seamlessflow_trainer.weights.version_files import MOST_MISSES, VersionMaker
 
 
 class Weights:

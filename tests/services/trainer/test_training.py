@@ -30,7 +30,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.runtime import DeviceLock
 from seamlessflow.weights import fetch_folder, folders_of_versions, model_path
-from seamlessflow_trainer.checkpoints import BARRIER
+from seamlessflow_trainer.steps.checkpoints import BARRIER
 
 MakeWorld = Callable[..., Awaitable[World]]
 

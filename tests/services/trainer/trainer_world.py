@@ -44,8 +44,8 @@ from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Speaker, make_context
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.fetching import fetch_version
-from seamlessflow_trainer.building import BuildLearner, build_learner
 from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.learner.factory import BuildLearner, build_learner
 from seamlessflow_trainer.service import Trainer
 
 RUN, NODE = "r", "local"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..correction import importance_ratios
+from .off_policy_correction import importance_ratios
 
 
 def group_advantages(rewards_G: Sequence[float], *, normalize_std: bool = True, min_std: float = 1e-6) -> list[float]:

@@ -28,18 +28,17 @@ from seamlessflow.errors import BadInput, MalformedMessage, Superseded
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import CommitClaim, Context, read_commits, read_run
 
-from .building import BuildLearner
-from .commits import Commits
 from .config import TrainerSettings
+from .data.groups import GroupBook
+from .data.sample_queue import Intake
 from .device_turn import DeviceTurn
-from .groups import GroupBook
-from .intake import Intake
-from .joining import Joined, join_run
-from .living import RollbackWanted, pause_seconds, until_answered, until_named, until_superseded, whether_named
-from .restoring import Held
-from .saying import cannot_begin, say_state
-from .standing import step_to_keep
-from .stepping import Stepping
+from .incarnations import RollbackWanted, pause_seconds, until_answered, until_named, until_superseded, whether_named
+from .learner.factory import BuildLearner
+from .reporting import cannot_begin, say_state
+from .run_start import Joined, join_run
+from .steps.checkpoint_restore import Held
+from .steps.step_commits import Commits
+from .steps.train_step import Stepping, step_to_keep
 
 log = structlog.get_logger()
 

@@ -10,12 +10,11 @@ import structlog
 from torch import Tensor
 
 from seamlessflow.run_config import RunConfig
+from seamlessflow_trainer.config import TrainerSettings
+from seamlessflow_trainer.data.batch import TrainingBatch
 
-from .batches import TrainingBatch
-from .config import TrainerSettings
 from .learner import StepFigures
-from .loading import load_learner
-from .precision import pick_device
+from .model_loading import load_learner, pick_device
 
 log = structlog.get_logger()
 

@@ -6,8 +6,10 @@ Pure. Dimensions: N trained tokens of the step; ``Path.first`` counts in it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ from torch import Tensor
 from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import EpisodeTokens, Sample
 from seamlessflow.run_training_sections import AlgorithmSection
+from seamlessflow_trainer.algorithms.grpo import group_advantages
+from seamlessflow_trainer.algorithms.off_policy_correction import Bools, masked, token_ages, token_versions
+from seamlessflow_trainer.learner.learner import Abandoned
 
-from .algorithms.grpo import group_advantages
-from .correction import Bools, masked, token_ages, token_versions
 from .groups import Group
 from .packing import Path
 
@@ -140,3 +143,66 @@ class _Maker:
 
 def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> Tensor:
     return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
+
+
+# The parts of a step on their way to the learner: put in the event loop, taken in the learner's thread.
+#
+# groups that are there when the step begins ──▶ first part ──▶ gradients
+# groups that come while it learns           ──▶ further parts ──▶ gradients ──end──▶ normalised, and the step is taken
+
+
+class _Last(Enum):
+    """What comes instead of a part."""
+
+    END = "nothing more comes: take the step"
+    GIVE_UP = "nobody wants the step any more"
+
+
+class Feed:
+    """Iterate it in the learner's thread: it waits for the next part until ``end`` or ``give_up``, one of which must come.
+
+    Raises Abandoned after ``give_up``.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[TrainingBatch | _Last] = SimpleQueue()
+
+    def put(self, part: TrainingBatch) -> None:
+        self._queue.put(part)
+
+    def end(self) -> None:
+        self._queue.put(_Last.END)
+
+    def give_up(self) -> None:
+        """Idempotent, and nothing after ``end``."""
+        self._queue.put(_Last.GIVE_UP)
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        while (item := self._queue.get()) is not _Last.END:
+            if item is _Last.GIVE_UP:
+                raise Abandoned("the step was given up while it waited for groups; nothing was changed")
+            assert isinstance(item, TrainingBatch)
+            yield item
+
+
+def joined(parts: Sequence[TrainingBatch]) -> TrainingBatch:
+    """The batch that all parts are together."""
+    if len(parts) == 1:
+        return parts[0]
+    firsts, num_before = [], 0
+    for part in parts:
+        firsts.append(num_before)
+        num_before += part.num_trained
+    return TrainingBatch(
+        groups=tuple(group for part in parts for group in part.groups),
+        paths=tuple(
+            tuple(replace(path, first=first + path.first) for path in paths)
+            for first, part in zip(firsts, parts, strict=True)
+            for paths in part.paths
+        ),
+        engine_logprobs_N=torch.cat([part.engine_logprobs_N for part in parts]),
+        advantages_N=torch.cat([part.advantages_N for part in parts]),
+        is_current_N=torch.cat([part.is_current_N for part in parts]),
+        episodes=tuple(accounts for part in parts for accounts in part.episodes),
+        ages=sum((Counter(part.ages) for part in parts), Counter[int]()),
+    )

@@ -14,8 +14,10 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from statistics import fmean
 
 import structlog
 
@@ -23,20 +25,115 @@ from seamlessflow.contracts import BatchReady, DropReason, StepTaken
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
+from seamlessflow_trainer.blocking_work import in_thread
+from seamlessflow_trainer.data.batch import Feed, TrainingBatch, is_stale, joined, make_batch
+from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.data.sample_queue import Intake
+from seamlessflow_trainer.device_turn import DeviceTurn
+from seamlessflow_trainer.learner.learner import Abandoned, NotFinite, StepFigures, learning_rate_at
+from seamlessflow_trainer.reporting import cannot_go_on, say_state
+from seamlessflow_trainer.run_start import Joined
 
-from .batches import TrainingBatch, is_stale, make_batch
-from .commits import Commits
-from .device_turn import DeviceTurn
-from .gap_alarm import GapAlarm
-from .groups import Group
-from .intake import Intake
-from .joining import Joined
-from .learner import Abandoned, NotFinite, StepFigures, learning_rate_at
-from .parts import Feed, joined
-from .saying import cannot_go_on, say_state
-from .standing import Standing
-from .step_metrics import StepTimes, step_metrics
-from .threads import in_thread
+from .logprob_gap_alarm import GapAlarm
+from .step_commits import Commits
+
+# Where the learner stands: exactly at a step, or somewhere in between. Pure.
+#
+#     exactly at n ──begin──▶ in between ──weights of n + 1 published, StepTaken said──▶ exactly at n + 1
+#                                 └──────given up, and nothing was changed──────▶ exactly at n
+#
+# A checkpoint is written only of a learner that stands exactly at a step: of any other one nobody could say what it holds.
+
+
+@dataclass(slots=True)
+class Standing:
+    """``step``: optimiser steps done, published and said along this line."""
+
+    step: int
+    _is_between: bool = False
+
+    @property
+    def exact(self) -> int | None:
+        """The step the learner stands exactly at. None: a step began, and did not come to an end of either kind."""
+        return None if self._is_between else self.step
+
+    def begin(self) -> None:
+        """From here on the learner may change."""
+        self._is_between = True
+
+    def undone(self) -> None:
+        """The step was given up before anything was changed."""
+        self._is_between = False
+
+    def taken(self) -> None:
+        """The step that began is learned, its weights are published and it was said."""
+        assert self._is_between, "a step was taken that never began"
+        self.step += 1
+        self._is_between = False
+
+
+def step_to_keep(standing: Standing, *, committed_step: int) -> int | None:
+    """The step to commit before leaving; None: there is nothing to keep, or it cannot be kept."""
+    if standing.exact is None or standing.exact <= committed_step:
+        return None
+    return standing.exact
+
+
+# What is measured of a step: the figures that StepTaken carries. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where a step's time went."""
+
+    wait: float
+    """For samples and for the device, since the step before."""
+    train: float
+    publish: float
+
+
+def step_metrics(
+    batch: TrainingBatch,
+    figures: StepFigures,
+    times: StepTimes,
+    *,
+    learning_rate: float,
+    dropped_rewards: Sequence[tuple[str, float]],
+) -> dict[str, float]:
+    """StepTaken.metrics by name; docs/operations.md has the table of units.
+
+    dropped_rewards: environment and reward of members whose groups taught nothing because all were equal. They count in the
+    mean reward, which would otherwise stop growing just when whole groups succeed.
+    """
+    metrics = {
+        **_reward_metrics(batch, dropped_rewards),
+        "loss": figures.loss,
+        "grad_norm": figures.grad_norm,
+        "learning_rate": learning_rate,
+        "staleness_mean": sum(age * count for age, count in batch.ages.items()) / max(1, batch.num_sampled),
+        "staleness_max": float(max(batch.ages, default=0)),
+        "trained_tokens": float(batch.num_trained),
+        "masked_tokens": float(batch.num_masked),
+        "completion_tokens": fmean(member.num_sampled for group in batch.groups for member in group.members),
+        "num_groups": float(len(batch.groups)),
+        "seconds_wait": times.wait,
+        "seconds_train": times.train,
+        "seconds_publish": times.publish,
+    }
+    if figures.num_computed:
+        metrics |= {"importance_ratio": figures.importance_ratio, "truncated_fraction": figures.truncated_fraction}
+    if figures.logprob_gap is not None:
+        metrics["logprob_gap"] = figures.logprob_gap
+    return metrics
+
+
+def _reward_metrics(batch: TrainingBatch, dropped_rewards: Sequence[tuple[str, float]]) -> dict[str, float]:
+    rewards = [(group.env, reward) for group in batch.groups for reward in group.rewards] + list(dropped_rewards)
+    by_env: dict[str, list[float]] = {}
+    for env, reward in rewards:
+        by_env.setdefault(env, []).append(reward)
+    return {"reward": fmean(r for _, r in rewards), **{f"reward/{env}": fmean(rs) for env, rs in by_env.items()}}
+
 
 log = structlog.get_logger()
 

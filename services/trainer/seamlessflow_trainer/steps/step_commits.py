@@ -21,12 +21,12 @@ from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import StepsCommitted, TrainedGroup
 from seamlessflow.errors import BusClosed, Unavailable
 from seamlessflow.runtime import CommitClaim, Speaker, publish_account
+from seamlessflow_trainer.blocking_work import RETRY_SECONDS, in_thread, patiently
+from seamlessflow_trainer.data.batch import TrainingBatch
+from seamlessflow_trainer.data.sample_queue import Intake
+from seamlessflow_trainer.learner.factory import StepLearner
 
-from .batches import TrainingBatch
-from .building import StepLearner
 from .checkpoints import CheckpointStore, Snapshot, snapshot
-from .intake import Intake
-from .threads import RETRY_SECONDS, in_thread, patiently
 
 log = structlog.get_logger()
 

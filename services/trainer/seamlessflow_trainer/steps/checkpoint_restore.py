@@ -21,11 +21,11 @@ from seamlessflow.commit_history import Commit, CommitHistory
 from seamlessflow.contracts import RolledBack
 from seamlessflow.errors import Damaged, SeamlessFlowError
 from seamlessflow.runtime import CommitClaim
+from seamlessflow_trainer.blocking_work import in_thread, patiently
+from seamlessflow_trainer.learner.factory import StepLearner
 
-from .building import StepLearner
 from .checkpoints import CheckpointStore, snapshot
-from .commits import append_patiently, commit_of
-from .threads import in_thread, patiently
+from .step_commits import append_patiently, commit_of
 
 log = structlog.get_logger()
 

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.run_training_sections import AlgorithmSection
-
-from .algorithms.grpo import policy_loss
-from .batches import TrainingBatch
-from .correction import importance_ratios, logprob_gap
-from .microbatches import MicroBatch, to_micro_batch
-from .packing import Path, pack_group, plan_micro_batches
+from seamlessflow_trainer.algorithms.grpo import policy_loss
+from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap
+from seamlessflow_trainer.data.batch import TrainingBatch
+from seamlessflow_trainer.data.packing import MicroBatch, Path, pack_group, plan_micro_batches, to_micro_batch
 
 STATE_KINDS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's tensors for each parameter."""

@@ -18,10 +18,7 @@ import torch
 
 from seamlessflow.ages import VersionSteps
 from seamlessflow.commit_history import CommitHistory
-from seamlessflow.contracts import (
-    TrainerStarted,
-    WeightsPublished,
-)
+from seamlessflow.contracts import TrainerStarted, WeightsPublished
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.models import resolve_model
 from seamlessflow.run_config import RunConfig
@@ -29,14 +26,14 @@ from seamlessflow.runtime import CommitClaim, Context, publish_account, read_com
 from seamlessflow.weights import MANIFEST, model_path, publish_folder
 from seamlessflow.weights.adapters import AdapterFacts
 
-from .adapter_versions import AdapterMaker, publish_base
-from .building import BuildLearner, StepLearner, TrainsAdapters
-from .checkpoints import CheckpointStore
+from .blocking_work import in_thread, patiently
 from .config import TrainerSettings
-from .loading import model_files, served_dtype
-from .publishing import WeightsPublisher
-from .restoring import ADVICE, Held, restore
-from .threads import in_thread, patiently
+from .learner.factory import BuildLearner, StepLearner, TrainsAdapters
+from .learner.model_loading import model_files, served_dtype
+from .steps.checkpoint_restore import ADVICE, Held, restore
+from .steps.checkpoints import CheckpointStore
+from .weights.lora_versions import AdapterMaker, publish_base
+from .weights.publisher import WeightsPublisher
 
 log = structlog.get_logger()
 

@@ -23,8 +23,8 @@ from seamlessflow.weights.hashing import ALGORITHM, new_hash, split_digest
 from seamlessflow.weights.manifests import read_manifest, version_facts
 from seamlessflow.weights.tensorfile import parse_tensors
 
-from .numbers_only import NumbersOnly
-from .tensorfiles import safetensors_chunks
+from .safetensors_writer import safetensors_chunks
+from .version_files import NumbersOnly
 
 DTYPE = torch.float32
 """Of adapters: what the trainer has, so that workers round once, when they have merged."""

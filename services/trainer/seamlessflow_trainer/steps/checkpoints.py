@@ -36,8 +36,7 @@ from seamlessflow.checkpoint_folders import (
 from seamlessflow.commit_history import CommitHistory
 from seamlessflow.errors import Damaged, Missing, StoreFault, Unavailable
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, remove_folder
-
-from .tensorfiles import safetensors_chunks
+from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
 
 BARRIER_WORDS = (
     "this run is trained by a later release of SeamlessFlow, whose commits this one would undo; nothing was changed. "
