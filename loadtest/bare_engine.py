@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.gateway_child import lines_told, say
-from seamlessflow.run_config import RunConfig, parse_run_config
+from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import SamplingParams
 from seamlessflow_rollout_worker.engines.factory import build_engine

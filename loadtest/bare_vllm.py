@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from seamlessflow.run_config import RunConfig
+from seamlessflow.config.run import RunConfig
 from seamlessflow_rollout_worker.engines.factory import dtype_of
 from seamlessflow_rollout_worker.engines.vllm.process import ENVIRONMENT, DiesWith, cpu_cache_bytes
 from seamlessflow_rollout_worker.engines.weights_staging import model_config

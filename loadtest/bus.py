@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from loadtest.report import Figure, arguments, publish
 from seamlessflow.bus.base import ConsumerSpec, Delivery, Message, StreamSpec, Subscription
 from seamlessflow.bus.jetstream import JetStreamBus, connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 
 JOURNAL, QUEUE, CONSUMER, SUBJECT = "J_load", "Q_load", "c", "bench.hop"
 FLOOR_SUBJECT = "floor"

@@ -30,11 +30,11 @@ from loadtest.report import Figure, arguments, publish
 from loadtest.run_rig import RUN, Request, RunRig, interpreter_environment, open_rig
 from seamlessflow.bus.base import Delivery, Subscription
 from seamlessflow.codec import decode
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import GenerationEnded, SegmentSampled, Service
 from seamlessflow.contracts.streams import consumer_name, queue_stream
-from seamlessflow.machine import interpreter_of
+from seamlessflow.local.services import interpreter_of
 from seamlessflow.models import make_tiny, resolve_model
-from seamlessflow.settings import Settings
 
 KEYS = (
     "added_first_token_p50_ms: ours minus the bare engine's, all that we add. around_engine_first_token_p50_ms: only what lies "

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from loadtest.report import Figure, arguments, publish
+from seamlessflow.config.settings import Settings
 from seamlessflow.models import make_tiny, resolve_model
-from seamlessflow.settings import Settings
 from seamlessflow_rollout_worker.engines.base import Engine, SamplingParams
 from seamlessflow_rollout_worker.engines.transformers.continuous_engine import ContinuousBatchingEngine
 from seamlessflow_rollout_worker.engines.transformers.engine import TransformersEngine

@@ -19,17 +19,17 @@ from pathlib import Path
 from loadtest.gateway_child import Child, lines_told, say
 from loadtest.gateway_load import Endpoint
 from loadtest.gateway_words import model_files
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus, connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.codec import pack_record
+from seamlessflow.config.run import RunConfig
+from seamlessflow.config.sampling_sections import AgentSection, ModelSection, SamplingSection
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import EpisodeOpened, EpisodeOrigin, Lease, Role, RunStarted, Sampling, Service
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import run_consumers, run_streams
-from seamlessflow.run_config import RunConfig
-from seamlessflow.run_sections import AgentSection, ModelSection, SamplingSection
-from seamlessflow.run_training_sections import AlgorithmSection
 from seamlessflow.runtime import Speaker, open_context
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_agent_runner.config import RunnerSettings
 from seamlessflow_agent_runner.gateway.call_requests import CallDesk

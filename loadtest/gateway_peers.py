@@ -14,7 +14,7 @@ from pathlib import Path
 from loadtest.gateway_child import Child
 from loadtest.gateway_installs import environment_of, foreign_environment
 from loadtest.gateway_load import Endpoint
-from seamlessflow.bus.server import free_port
+from seamlessflow.bus.nats_server import free_port
 from seamlessflow.errors import Unavailable
 
 START_SECONDS = 90.0

@@ -21,10 +21,10 @@ from loadtest.gateway_child import lines_told, say
 from loadtest.gateway_ours import RUN, TAG
 from loadtest.gateway_words import END, make_tokenizer, text
 from seamlessflow.bus.base import Delivery
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import GenerationFinish, GenerationRequested, Service
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.runtime import Context, open_context
-from seamlessflow.settings import Settings
 from seamlessflow_rollout_worker.engines.base import Chunk
 from seamlessflow_rollout_worker.generations.generation_state import STREAMED, History, Pace
 from seamlessflow_rollout_worker.generations.segment_writer import SegmentWriter

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from loadtest.gateway_child import lines_told, say
 from loadtest.measured_engine import MeasuredEngine
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Service
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import open_context
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import Engine

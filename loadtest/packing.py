@@ -18,8 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from loadtest.report import Figure, arguments, publish
+from seamlessflow.config.settings import Settings
 from seamlessflow.models import make_tiny, resolve_model
-from seamlessflow.settings import Settings
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.data.packing import Path
 from seamlessflow_trainer.learner.learner import Hyperparameters, Learner

@@ -17,18 +17,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from loadtest.gateway_child import Child
-from seamlessflow.ages import VersionSteps
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus, connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.codec import pack_record
+from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import GenerationRequested, Int32s, Lease, Role, RunStarted, Sampling
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import run_consumers, run_streams
-from seamlessflow.machine import interpreter_of, python_path
-from seamlessflow.run_config import RunConfig, parse_run_config
+from seamlessflow.local.services import interpreter_of, python_path
 from seamlessflow.runtime import CommitClaim, Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.learner.model_loading import model_files, served_dtype
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 

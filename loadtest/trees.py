@@ -33,9 +33,9 @@ from seamlessflow.contracts import (
     Sampling,
     SegmentSampled,
 )
-from seamlessflow.models.tiny_tokenizer import CHAT_TEMPLATE, make_tiny_tokenizer
+from seamlessflow.models.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
 from seamlessflow.runtime import Settling
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_agent_runner.gateway.sessions import digest
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
 from seamlessflow_trajectory_manager.rendering.renderer import TemplateRenderer

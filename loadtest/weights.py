@@ -32,16 +32,15 @@ from loadtest.report import Figure, arguments, publish
 from loadtest.weights_adapters import adapter_figures
 from loadtest.weights_downloads import download_figures
 from loadtest.weights_updates import figures_of, measure
-from seamlessflow.blobs import Store
+from seamlessflow.config.settings import Settings
 from seamlessflow.models import make_tiny, resolve_model
-from seamlessflow.settings import Settings
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
-from seamlessflow.weights.cores import num_cores
 from seamlessflow.weights.delta import CHUNK_VALUES, apply, encode, parse
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.fetching import Held, fetch_version
-from seamlessflow.weights.manifests import DELTA_FILE, version_facts
-from seamlessflow.weights.tensorfile import Bits
+from seamlessflow.weights.digests import num_cores
+from seamlessflow.weights.fetch import Held, fetch_version
+from seamlessflow.weights.manifest import DELTA_FILE, version_facts
+from seamlessflow.weights.safetensors_file import Bits, tensor_digests
 from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
 from seamlessflow_trainer.weights.version_files import bits_of, host_copies
 

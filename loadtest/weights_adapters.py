@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from loadtest.report import Figure
-from seamlessflow.blobs import Store
-from seamlessflow.run_config import parse_run_config
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
-from seamlessflow.weights.adapted import ADAPTER_FOLDER
+from seamlessflow.weights.adapter_fetch import ADAPTER_FOLDER
 from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
-from seamlessflow.weights.fetching import fetch_version
+from seamlessflow.weights.fetch import fetch_version
 from seamlessflow_trainer.learner.lora import AdapterLearner
 from seamlessflow_trainer.learner.model_loading import load_learner
 from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base

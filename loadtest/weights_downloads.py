@@ -22,10 +22,10 @@ from pathlib import Path
 import fsspec
 
 from loadtest.report import Figure, arguments, publish
-from seamlessflow.blobs import Store
-from seamlessflow.processes import die_with_parent
-from seamlessflow.weights.downloads import download
-from seamlessflow.weights.stored import FileDigests, StoredFile
+from seamlessflow.runtime.child_processes import die_with_parent
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights.download import download
+from seamlessflow.weights.stored_file import FileDigests, StoredFile
 
 MEGABYTE = 1e6
 PLAIN = "one plain read, neither checked nor written"

@@ -30,8 +30,8 @@ from loadtest.report import Figure
 from loadtest.run_rig import RUN, TAG, Request, RunRig, open_rig
 from loadtest.weights_floors import Copies, disk_seconds
 from seamlessflow.contracts import Service, WeightsLoaded
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import generation_consumer, journal, queue_stream
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 
 NUM_WORKERS = 2

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from seamlessflow.bus.server import EmbeddedServer, find_binary
+from seamlessflow.bus.nats_server import EmbeddedServer, find_binary
 from seamlessflow.errors import ConfigError
 
 settings.register_profile("shared-machine", deadline=None)

@@ -312,7 +312,12 @@ WAITS = (
         False,
         "only where a turn is asked for before its parent is stored: 5 modelled seconds of one agent; none seen",
     ),
-    Wait("seamlessflow.runtime.device:POLL_SECONDS", 0.005, False, "of each hand-over, each way: up to 0.15 modelled seconds"),
+    Wait(
+        "seamlessflow.runtime.device_lock:POLL_SECONDS",
+        0.005,
+        False,
+        "of each hand-over, each way: up to 0.15 modelled seconds",
+    ),
 )
 """Those that a timed run meets. A simulated one meets those of the policies and TICK_SECONDS alone. What services compute and
 store takes real time, too, which no setting scales: of each hand-over, each turn of an agent (why their time scale is a third),

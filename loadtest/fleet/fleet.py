@@ -18,8 +18,8 @@ from statistics import median
 import uvloop
 
 from loadtest.report import Figure, publish
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import Service
-from seamlessflow.settings import Settings
 from seamlessflow.telemetry import configure_logging
 
 from .constants import RATIOS

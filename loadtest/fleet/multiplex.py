@@ -21,8 +21,8 @@ import uvloop
 from rich.console import Console
 
 from loadtest.report import publish
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import Service
-from seamlessflow.settings import Settings
 from seamlessflow.telemetry import configure_logging
 
 from .constants import CARRIED_NODES, CHURN_SECONDS, EPISODE_SCALE, MOST_EPISODE_SCALE, RATIOS, TIME_SCALE

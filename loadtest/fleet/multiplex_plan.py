@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from seamlessflow.run_training_sections import MAX_BUCKETS
+from seamlessflow.config.training_sections import MAX_BUCKETS
 
 from .constants import AGENTIC_TIME_SCALE, BUCKETS_PER_NODE, CARRIED_NODES, CHURN_SECONDS
 from .estimate import real_seconds, virtual_seconds, words_of_time

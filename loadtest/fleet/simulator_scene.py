@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seamlessflow.run_config import RunConfig, parse_run_config
-from seamlessflow.run_training_sections import MAX_BUCKETS
+from seamlessflow.config.run import RunConfig, parse_run_config
+from seamlessflow.config.training_sections import MAX_BUCKETS
 
 from .constants import BUCKETS_PER_NODE, TICK_SECONDS
 from .cost import Cost

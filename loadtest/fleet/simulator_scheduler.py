@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import EpisodeOpened, Event, Lease, NodeStatus, Service, TaskSubmitted
-from seamlessflow.run_config import RunConfig
 from seamlessflow_scheduler.admission.decisions import decide
 from seamlessflow_scheduler.admission.measurements import Measures
 from seamlessflow_scheduler.admission.run_state import Progress, holding

@@ -24,8 +24,8 @@ from seamlessflow.contracts import (
     StepTaken,
     claim_of,
 )
-from seamlessflow.lanes import Kind, Lanes, LanesFold, shares_by_node, total
-from seamlessflow.ledger import Ledger
+from seamlessflow.reports.ledger import Ledger
+from seamlessflow.timeline import Kind, Lanes, LanesFold, shares_by_node, total
 
 from .cell_figures import CellFigures
 from .timed_cell import Cell

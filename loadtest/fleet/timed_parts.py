@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from seamlessflow.bus.jetstream import JetStreamBus, connect
+from seamlessflow.config.run import RunConfig
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import Service
-from seamlessflow.contracts.addresses import inbox_prefix
+from seamlessflow.contracts.subjects import inbox_prefix
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.models.tiny_tokenizer import CHARACTERS, SPECIAL_TOKENS, VOCAB_SIZE
-from seamlessflow.run_config import RunConfig
+from seamlessflow.models.tiny import CHARACTERS, SPECIAL_TOKENS, VOCAB_SIZE
 from seamlessflow.runtime import Context, make_context
-from seamlessflow.settings import Settings
 
 from .timed_cell import Cell
 from .timed_clock import length_in

@@ -18,8 +18,8 @@ from typing import Any
 
 import uvloop
 
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import Service
-from seamlessflow.settings import Settings
 from seamlessflow.telemetry import configure_logging
 
 from .timed_clock import percentile

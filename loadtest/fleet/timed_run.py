@@ -17,14 +17,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus, connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.contracts import Event, RunEnded, RunRequested, Service, StepTaken, TasksEnded, TaskSubmitted
 from seamlessflow.contracts.streams import consumer_name, control_streams, journal, queue_stream
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.models.tiny import make_tiny
 from seamlessflow.runtime import Speaker
+from seamlessflow.store.large_payloads import Store
 
 from .timed_cell import ENV, Cell
 from .timed_fleet import fleet_of

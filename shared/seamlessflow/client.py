@@ -16,11 +16,14 @@ from typing import Self
 
 import nats.errors
 
-from .blobs import BLOB_HEADER, Store
 from .bus.base import Bus, Record, StreamSpec
 from .bus.jetstream import connect
+from .checkpoints.commit_claim import read_commits
+from .checkpoints.commit_history import CommitHistory
 from .codec import unpack_record
-from .commit_history import CommitHistory
+from .config.run import RunConfig, parse_run_config
+from .config.settings import Settings
+from .config.tag_rules import Rule, parse_rule
 from .contracts import (
     Event,
     NodeOrder,
@@ -36,18 +39,15 @@ from .contracts import (
     TasksEnded,
     TaskSubmitted,
 )
-from .contracts.addresses import inbox_prefix, kinds_on, subject_filter, subject_of
 from .contracts.fleet import Lease
 from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, ORDERS_BUCKET, RUNS_BUCKET
 from .contracts.streams import control_streams, journal
+from .contracts.subjects import inbox_prefix, kinds_on, subject_filter, subject_of
 from .errors import ConfigError, MalformedMessage, Unavailable
-from .fleet_records import Unreadable, change_order, read_records
-from .run_config import RunConfig, parse_run_config
-from .runtime.commit_claim import read_commits
-from .runtime.speaker import Speaker
-from .secrecy import without_password
-from .settings import Settings
-from .tag_rules import Rule, parse_rule
+from .redaction import without_password
+from .runtime.journal_writer import Speaker
+from .runtime.node_records import Unreadable, change_order, read_records
+from .store.large_payloads import BLOB_HEADER, Store
 
 CONNECT_SECONDS = 5.0
 TagRules = tuple[tuple[str, Rule], ...]

@@ -16,9 +16,9 @@ import msgpack
 from pydantic import ValidationError
 
 from .bus.base import Message
-from .contracts.addresses import address, events_on
 from .contracts.base import LENIENT, Event, Record
 from .contracts.routes import BY_NAME
+from .contracts.subjects import address, events_on
 from .errors import MalformedMessage
 
 R = TypeVar("R", bound=Record)

@@ -15,9 +15,9 @@ from typing import Any
 
 import structlog
 
+from .config.settings import Settings
 from .contracts import Service
 from .errors import ConfigError
-from .settings import Settings
 
 COUNTED = {
     "events_said": "Events stored, by kind; repetitions of what was stored before included.",

@@ -10,9 +10,8 @@ import pytest
 
 from seamlessflow.bus.base import Bus, ConsumerSpec, Delivery, Message, StreamSpec
 from seamlessflow.bus.jetstream import JetStreamBus, connect
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 
 _run_numbers = itertools.count(1)
 

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from seamlessflow.bus.base import Record
-from seamlessflow.bus.batches import Batches
-from seamlessflow.bus.reading import merged
-from seamlessflow.bus.wire import Incoming
+from seamlessflow.bus.connection import Incoming
+from seamlessflow.bus.reader import Batches, merged
 
 OnMessage = Callable[[Incoming], Awaitable[None]]
 END = Incoming("", "", b"", {"Nats-Num-Pending": "0"}, 204, "EOB")
@@ -79,7 +78,7 @@ async def test_a_gap_ends_the_batch_before_it() -> None:
 
 async def test_answers_to_a_request_that_was_given_up_are_ignored(monkeypatch) -> None:
     """They may come late and must not be taken for answers to the present one."""
-    monkeypatch.setattr("seamlessflow.bus.batches.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("seamlessflow.bus.reader.ANSWER_SECONDS", 0.05)
     wire = ScriptedWire([stored(3, after=0), END], request_shift=-1)
     async with Batches(wire, "J") as batches:
         batch = await batches.fetch(">", 1)

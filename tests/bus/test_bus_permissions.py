@@ -11,7 +11,7 @@ import pytest
 
 from seamlessflow.bus.base import ConsumerSpec, Message, StreamSpec
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.errors import Unavailable
 
 AUTHORIZATION = """

@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seamlessflow.bus.subjects import matches, overlaps
+from seamlessflow.contracts.subjects import matches, overlaps
 
 tokens = st.sampled_from(["a", "b", "c"])
 subjects = st.lists(tokens, min_size=1, max_size=4).map(".".join)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.bus.base import Bus, Message, StreamSpec
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.errors import SequenceMismatch
 
 _runs = itertools.count(1)

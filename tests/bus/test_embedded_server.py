@@ -16,10 +16,10 @@ from nats.aio.client import Client
 
 from seamlessflow.bus.base import StreamSpec
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer, find_binary
+from seamlessflow.bus.nats_server import EmbeddedServer, find_binary
 from seamlessflow.errors import ConfigError, Unavailable
-from seamlessflow.processes import die_with_parent
-from seamlessflow.secrecy import without_password, write_private
+from seamlessflow.redaction import without_password, write_private
+from seamlessflow.runtime.child_processes import die_with_parent
 
 
 def test_a_port_in_use_is_named(tmp_path):
@@ -64,7 +64,7 @@ def test_a_restart_keeps_the_port_and_stopping_twice_is_fine(own_server):
 def test_the_server_dies_with_a_killed_parent(tmp_path, own_server):
     """No stray server is left behind by a crashed ``up``."""
     code = (
-        "import sys, time, pathlib; from seamlessflow.bus.server import EmbeddedServer\n"
+        "import sys, time, pathlib; from seamlessflow.bus.nats_server import EmbeddedServer\n"
         "s = EmbeddedServer(pathlib.Path(sys.argv[1])).start(); print(s.port, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen(

@@ -3,8 +3,7 @@
 import pytest
 
 from seamlessflow.bus.base import Message, Record, StreamSpec
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 
 JOURNAL = StreamSpec("J_r", subjects=("sf.r.>",))
 QUEUE = StreamSpec("Q_r", source="J_r", source_filters=("sf.r.b",))

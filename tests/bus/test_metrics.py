@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.server import free_port
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.bus.nats_server import free_port
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import RunStarted, Service
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import ConfigError
 from seamlessflow.runtime import make_context
-from seamlessflow.settings import Settings
 from seamlessflow.telemetry import serve_metrics
 
 

@@ -14,12 +14,12 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.codec import unpack_record
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import NodeStatus, RunStarted, Service
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.runtime import Presence, open_context, presence
-from seamlessflow.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 

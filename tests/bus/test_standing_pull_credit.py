@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from unittest.mock import AsyncMock, Mock
 
-from seamlessflow.bus.standing_pull import StandingPull
+from seamlessflow.bus.consumer import StandingPull
 
 
 async def test_only_a_new_credit_is_a_reason_to_ask_again():

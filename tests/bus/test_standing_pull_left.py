@@ -7,7 +7,7 @@ import weakref
 
 from seamlessflow.bus.base import ConsumerSpec, Delivery, StreamSpec
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 
 
 class Trees:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from seamlessflow.bus.wire import Wire
+from seamlessflow.bus.connection import Wire
 
 OnMessage = Callable[[Msg], Awaitable[None]]
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from seamlessflow.bus.base import Delivery
-from seamlessflow.bus.wire import SOON_SECONDS, Wire
+from seamlessflow.bus.connection import SOON_SECONDS, Wire
 
 
 class SentTo:

@@ -69,7 +69,7 @@ for template_name, template in (("Qwen-like", QWEN), ("strict", STRICT)):
 from sf_unit import byte_tokenizer
 from tokenizers import AddedToken  # the exact renderer that is taken for the hub ids Qwen/Qwen3-*
 
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_trajectory_manager.rendering.renderers_library import library_renderer
 
 words = byte_tokenizer()

@@ -7,8 +7,8 @@ Expected: it is published (JSON can), or the run is refused before it begins wit
 from sf_unit import verdict
 
 from seamlessflow.codec import to_message
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.task_sources import load_questions, training_task
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.datasets import load_questions, training_task
 
 bad = []
 

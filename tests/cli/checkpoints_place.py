@@ -6,22 +6,16 @@ from typing import NamedTuple
 
 from typer.testing import CliRunner
 
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.checkpoint_folders import BARRIER, OPTIMIZER_FILE, checkpoint_path, checkpoints_path
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.checkpoints.checkpoint_folders import BARRIER, OPTIMIZER_FILE, checkpoint_path, checkpoints_path
 from seamlessflow.cli import app
-from seamlessflow.cli.place import RUNS, Address, Folder
+from seamlessflow.cli.run_location import RUNS, Address, Folder
 from seamlessflow.client import Client
-from seamlessflow.contracts import (
-    RolledBack,
-    RunHeld,
-    RunStarted,
-    StepsCommitted,
-    TrainerClaimed,
-)
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.contracts import RolledBack, RunHeld, RunStarted, StepsCommitted, TrainerClaimed
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.runtime.speaker import Speaker
+from seamlessflow.runtime.journal_writer import Speaker
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder
 
 RUN = "demo"

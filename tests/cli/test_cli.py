@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from seamlessflow.bus.server import EmbeddedServer, free_port
-from seamlessflow.cli.screen import make_console
+from seamlessflow.bus.nats_server import EmbeddedServer, free_port
+from seamlessflow.cli.console import make_console
 
 
 def command(*arguments, cwd, env=None):

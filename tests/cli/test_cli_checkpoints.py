@@ -15,14 +15,14 @@ from dataclasses import replace
 
 import pytest
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.checkpoint_folders import BARRIER, OPTIMIZER_FILE
-from seamlessflow.cli import checkpoints
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.checkpoints.checkpoint_folders import BARRIER, OPTIMIZER_FILE
+from seamlessflow.cli.checkpoints import checkpoint_commands
 from seamlessflow.client import Client
 from seamlessflow.codec import to_message
 from seamlessflow.contracts import RunEnded, StepsCommitted
 from seamlessflow.errors import Unavailable
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE
 from tests.cli.checkpoints_place import RUN, Place, claimed, command, committed, held, path_of, publish, rolled_back
 
@@ -164,7 +164,7 @@ def test_verify_of_one_step(three):
 def test_a_fault_is_one_that_several_reads_find(three, monkeypatch):
     """A store that brought wrong bytes once has not lost any."""
     faults = iter(["wrong", "wrong", ""])
-    monkeypatch.setattr(checkpoints, "_read_once", lambda *_: next(faults, ""))
+    monkeypatch.setattr(checkpoint_commands, "_read_once", lambda *_: next(faults, ""))
 
     assert command("checkpoints", "verify", RUN, "3").code == 0
 
@@ -182,7 +182,7 @@ def test_a_store_that_is_away_is_no_fault(three, monkeypatch):
 
 def test_what_the_run_removed_meanwhile_is_no_fault(three, monkeypatch):
     """It committed another one while the command read."""
-    read_once, went_on = checkpoints._read_once, []
+    read_once, went_on = checkpoint_commands._read_once, []
 
     def goes_on(store, path, file):
         if not went_on:
@@ -196,7 +196,7 @@ def test_what_the_run_removed_meanwhile_is_no_fault(three, monkeypatch):
         async with Client.open(server.url, three.store.url) as client:
             await publish(client, committed(4))
 
-    monkeypatch.setattr(checkpoints, "_read_once", goes_on)
+    monkeypatch.setattr(checkpoint_commands, "_read_once", goes_on)
     server = EmbeddedServer(three.folder.server).start()
     try:
         verified = command("checkpoints", "verify", RUN, "--nats", server.url)

@@ -1,6 +1,6 @@
 """What goes wrong is seen while a run is followed, and does not flood the screen."""
 
-from seamlessflow.cli.complaints import AT_ONCE, EVERY_SECONDS, LINE_CHARACTERS, Complaints, brief
+from seamlessflow.cli.follow import AT_ONCE, EVERY_SECONDS, LINE_CHARACTERS, Complaints, brief
 from seamlessflow.contracts import DeadLetter, EpisodeEnded, EpisodeOrigin, EpisodeStatus
 
 ORIGIN = EpisodeOrigin(group="g", task="t", env="a", index=0, attempt=0)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from seamlessflow.cli import app
 from seamlessflow.cli.doctor import MODEL, _wanted
 from seamlessflow.cli.doctor_engine import Wanted, _Place, document_of, table_of
-from seamlessflow.engine_check.judgement import Check
+from seamlessflow.engine_check import Check
 from seamlessflow.errors import ConfigError, SeamlessFlowError
 
 RUN = """

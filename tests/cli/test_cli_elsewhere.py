@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 
 RUN = """
 [model]

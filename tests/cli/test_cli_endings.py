@@ -2,12 +2,12 @@
 
 import asyncio
 
-from seamlessflow.cli import endings
+from seamlessflow.cli import shutdown
 
 
 async def test_a_task_that_loses_a_cancellation_is_asked_again(monkeypatch):
     """As asyncio.wait_for loses one that meets its answer."""
-    monkeypatch.setattr(endings, "ASK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(shutdown, "ASK_AGAIN_SECONDS", 0.01)
     lost = 0
 
     async def forgetful():
@@ -26,7 +26,7 @@ async def test_a_task_that_loses_a_cancellation_is_asked_again(monkeypatch):
     tasks = [asyncio.create_task(forgetful()), asyncio.create_task(fails())]
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
-        await endings.end(*tasks)
+        await shutdown.end(*tasks)
 
     assert tasks[0].cancelled()
     assert lost == 2

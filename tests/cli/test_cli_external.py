@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from seamlessflow.cli.checks import check_agents
+from seamlessflow.cli.preflight import check_agents
+from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.errors import ConfigError
-from seamlessflow.run_config import RunConfig, parse_run_config
 
 
 def run_of(**agent: Any) -> RunConfig:

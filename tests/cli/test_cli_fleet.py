@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.cli import fleet, orders, why
-from seamlessflow.cli.fleet import duration_words, nodes_table
-from seamlessflow.cli.fleet_view import NodeView, node_views
-from seamlessflow.cli.orders import with_tags, without_tags
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.cli import node_tags, why
+from seamlessflow.cli import nodes as fleet
+from seamlessflow.cli.node_tags import with_tags, without_tags
+from seamlessflow.cli.nodes import NodeView, duration_words, node_views, nodes_table
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role, RoleAssigned, RunPhase, RunState
@@ -27,6 +26,7 @@ from seamlessflow.contracts.routes import BUCKETS, LEASES_BUCKET, NODES_BUCKET, 
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import ConfigError
 from seamlessflow.runtime import Speaker
+from seamlessflow.store.large_payloads import Store
 
 RUN = "demo"
 NO_SCHEDULER = "no scheduler is there: it counts once one is"
@@ -175,8 +175,8 @@ def json_of(server: EmbeddedServer, capsys):
 
 def test_orders_are_kept_on_the_server_and_shown(server: EmbeddedServer, json_of, capsys):
     """Given, taken away, drained and undone: each says what the node is then."""
-    orders.tag("n1", ["judge"], server.url)
-    orders.untag("n1", ["train", "h800"], server.url)
+    node_tags.tag("n1", ["judge"], server.url)
+    node_tags.untag("n1", ["train", "h800"], server.url)
     assert capsys.readouterr().out.splitlines() == [
         "n1: rollout, h800, train, +judge (by hand)",
         NO_SCHEDULER,
@@ -187,11 +187,11 @@ def test_orders_are_kept_on_the_server_and_shown(server: EmbeddedServer, json_of
     assert (node["tags"], node["tags_added"], node["tags_removed"]) == (["rollout", "judge"], ["judge"], ["train", "h800"])
     assert (node["slots_used"], node["slots"], node["affinity_hit_rate"]) == (5, 32, 0.82)
 
-    orders.drain("n1", server.url)
+    node_tags.drain("n1", server.url)
     assert json_of()["drained"] is True
-    orders.drain("n1", server.url, undo=True)
-    orders.tag("n1", ["train", "h800"], server.url)
-    orders.untag("n1", ["judge"], server.url)
+    node_tags.drain("n1", server.url, undo=True)
+    node_tags.tag("n1", ["train", "h800"], server.url)
+    node_tags.untag("n1", ["judge"], server.url)
     node = json_of()
     assert (node["drained"], node["tags_added"], node["tags_removed"]) == (False, [], [])
     assert node["tags"] == ["rollout", "h800", "train"]
@@ -224,11 +224,11 @@ def test_why_reads_the_journals(server: EmbeddedServer, capsys):
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (lambda url: orders.drain("n2", url), "there is no node 'n2'; there are: n1"),
+        (lambda url: node_tags.drain("n2", url), "there is no node 'n2'; there are: n1"),
         (lambda url: why.why("n2", url), "there is no node 'n2'; there are: n1"),
-        (lambda url: orders.tag("n1", ["H800"], url), "a-z, 0-9 and '-', got 'H800'"),
-        (lambda url: orders.tag("n1", ["h800+rollout"], url), "a-z, 0-9 and '-'"),
-        (lambda url: orders.untag("n1", ["serve"], url), "to take all work from a node, drain it"),
+        (lambda url: node_tags.tag("n1", ["H800"], url), "a-z, 0-9 and '-', got 'H800'"),
+        (lambda url: node_tags.tag("n1", ["h800+rollout"], url), "a-z, 0-9 and '-'"),
+        (lambda url: node_tags.untag("n1", ["serve"], url), "to take all work from a node, drain it"),
     ],
 )
 def test_a_mistake_is_refused_with_what_is_right(server: EmbeddedServer, order, said):

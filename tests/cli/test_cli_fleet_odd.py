@@ -8,23 +8,22 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from test_cli_fleet import LEASE, NO_SCHEDULER, TRAINER, WORKER
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.cli import orders
-from seamlessflow.cli.fleet import tag_words
-from seamlessflow.cli.fleet_view import node_views
-from seamlessflow.cli.orders import with_tags, without_tags
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.cli import node_tags
+from seamlessflow.cli.node_tags import with_tags, without_tags
+from seamlessflow.cli.nodes import node_views, tag_words
 from seamlessflow.cli.why import why_lines
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
+from seamlessflow.config.node_settings import hardware_of
+from seamlessflow.config.tag_rules import parse_rule
 from seamlessflow.contracts import Hardware, NodeOrder, NodeStatus
 from seamlessflow.contracts.routes import BUCKETS, LEASES_BUCKET, NODES_BUCKET, ORDERS_BUCKET
 from seamlessflow.errors import ConfigError
-from seamlessflow.fleet_records import Unreadable
-from seamlessflow.node_hardware import hardware_of
-from seamlessflow.tag_rules import parse_rule
+from seamlessflow.runtime.node_records import Unreadable
+from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.fleet_state import Fleet
 from seamlessflow_scheduler.policy import Demand
 
@@ -142,15 +141,15 @@ async def say(url: str, status: NodeStatus) -> None:
 
 def test_an_order_says_what_it_did_not_find_and_who_is_not_there_to_obey(server: EmbeddedServer, capsys):
     """A typo is seen, a scheduler that is away is named, and one of its own takes no tags."""
-    orders.untag("n1", ["h80"], server.url)
+    node_tags.untag("n1", ["h80"], server.url)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "n1: rollout, h800, -h80 (by hand)" and said[1] == NO_SCHEDULER
     assert said[2] == "n1: it did not have h80; it stays without, should it ever get it (seamlessflow tag n1 h80)"
-    orders.untag("n1", ["h80", "h800"], server.url)
+    node_tags.untag("n1", ["h80", "h800"], server.url)
     assert "did not have" not in capsys.readouterr().out, "what it had, and what was said before"
 
     asyncio.run(say(server.url, SCHEDULER))
-    orders.drain("n1", server.url)
+    node_tags.drain("n1", server.url)
     assert NO_SCHEDULER not in capsys.readouterr().out
     with pytest.raises(ConfigError, match="s has only a scheduler, which takes no work"):
-        orders.tag("s", ["h800"], server.url)
+        node_tags.tag("s", ["h800"], server.url)

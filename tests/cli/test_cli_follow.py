@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Message
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.cli import follow, result
-from seamlessflow.cli.feeding import feed
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.cli import follow, results
 from seamlessflow.cli.follow import Follower
-from seamlessflow.cli.inspect import ledger_table
-from seamlessflow.cli.metrics import MetricsFiles
-from seamlessflow.cli.place import Folder
+from seamlessflow.cli.metrics_files import MetricsFiles
+from seamlessflow.cli.run_location import Folder
+from seamlessflow.cli.run_session import feed
+from seamlessflow.cli.status import ledger_table
 from seamlessflow.client import Client, NoStore
 from seamlessflow.codec import pack_record
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import (
     EpisodeEnded,
     EpisodeOrigin,
@@ -34,16 +34,15 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import RUNS_BUCKET
 from seamlessflow.contracts.streams import journal, run_streams
+from seamlessflow.datasets import Question, Questions, training_task
 from seamlessflow.errors import ConfigError
-from seamlessflow.ledger import Account, Ledger
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.runtime.speaker import Speaker
-from seamlessflow.task_sources import Question, Questions, training_task
+from seamlessflow.reports.ledger import Account, Ledger
+from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE, model_path, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.manifests import DELTA_FILE, version_facts
-from seamlessflow.weights.tensorfile import parse_tensors
+from seamlessflow.weights.manifest import DELTA_FILE, version_facts
+from seamlessflow.weights.safetensors_file import parse_tensors, tensor_digests
 
 CONFIG = parse_run_config(
     {
@@ -122,7 +121,7 @@ async def test_a_logprob_gap_that_is_an_alarm_is_said_below_its_step_and_in_the_
     await desk.begin(*steps, END)
     follower = await desk.follow()
     lines = desk.screen.getvalue().splitlines()
-    await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
+    await results.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
 
     [warning] = [line for line in lines if line.startswith("logprob gap")]
     assert lines[-1] == warning and "(engine transformers, version 1: n1 0.4)" in warning
@@ -255,12 +254,12 @@ async def test_the_model_folder_is_made_of_a_full_version_and_what_changed_since
     publish_folder(desk.store, weights_path("r", 1), {DELTA_FILE: encode(old, new)}, facts)
     published = WeightsPublished(run="r", weights_version=1, step=1, path=weights_path("r", 1), num_bytes=1, wall_seconds=0.1)
     await desk.begin(published, step(1), step(2), END)
-    await result.finish(desk.client, "r", CONFIG, QUESTIONS, await desk.follow(), desk.folder, desk.console)
+    await results.finish(desk.client, "r", CONFIG, QUESTIONS, await desk.follow(), desk.folder, desk.console)
     assert (desk.folder.path / "model" / WEIGHTS_FILE).read_bytes() == files[1]
 
     desk.store.write(f"{weights_path('r', 1)}/{DELTA_FILE}", b"damaged")
     (desk.folder.path / "model" / WEIGHTS_FILE).unlink()
-    await result.finish(desk.client, "r", CONFIG, QUESTIONS, await desk.follow(), desk.folder, desk.console)
+    await results.finish(desk.client, "r", CONFIG, QUESTIONS, await desk.follow(), desk.folder, desk.console)
     assert "the weights were not copied here" in desk.screen.getvalue()
     assert not (desk.folder.path / "model" / WEIGHTS_FILE).exists()
 
@@ -270,7 +269,7 @@ async def test_weights_that_cannot_be_had_do_not_lose_the_summary(desk):
     published = WeightsPublished(run="r", weights_version=1, step=1, path="r/weights/1", num_bytes=1, wall_seconds=0.1)
     await desk.begin(published, step(1), step(2), END)
     follower = await desk.follow()
-    code = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
+    code = await results.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
 
     assert code == 0
     assert json.loads((desk.folder.path / "summary.json").read_text())["steps"] == 2
@@ -286,7 +285,7 @@ async def test_the_exit_code_tells_a_good_end_from_a_failure(desk, reason, code)
     await desk.begin(step(1), step(2), END.model_copy(update={"reason": reason}))
     follower = await desk.follow()
 
-    done = await result.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
+    done = await results.finish(Client(desk.bus, NoStore()), "r", CONFIG, QUESTIONS, follower, desk.folder, desk.console)
     assert done == code
 
 

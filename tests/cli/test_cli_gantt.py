@@ -5,13 +5,13 @@ import sys
 import pytest
 
 from seamlessflow.cli import gantt
-from seamlessflow.cli.screen import make_console
+from seamlessflow.cli.console import make_console
 from seamlessflow.client import Client
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import ConfigError
-from seamlessflow.lanes import Kind, Lanes, Span
-from seamlessflow.pictures.rows import rows_of
-from seamlessflow.runtime.speaker import Speaker
+from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.timeline import Kind, Lanes, Span
+from seamlessflow.timeline.draw.layout import rows_of
 from tests.domain.lanes_builders import ROLLOUT, SERVE, assigned, claimed, loaded, requested, segment, started, taken
 
 JOURNAL = (

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.cli.place import Folder
-from seamlessflow.cli.resume_request import request_resume
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.cli.run_location import Folder
+from seamlessflow.cli.run_session import request_resume
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import ResumeRequested, RunEnded, RunPhase, RunState, StepTaken
 from seamlessflow.contracts.routes import RUNS_BUCKET
 from seamlessflow.errors import ConfigError
+from seamlessflow.store.large_payloads import Store
 from tests.cli import test_cli_here
 from tests.cli.checkpoints_place import CONFIG, RUN, Place, claimed, command, committed, held, path_of, publish, rolled_back
 from tests.cli.test_cli_follow import SECONDS, Desk

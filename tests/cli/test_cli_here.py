@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from tests.cli.cli_builders import SECONDS
 
 SERVICES = ("scheduler", "trajectory_manager", "agent_runner", "rollout_worker", "trainer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamlessflow.machine import Machine, service_children
+from seamlessflow.local.services import Machine, service_children
 
 
 def nodes(engine: str, slices: int) -> dict[str, str]:

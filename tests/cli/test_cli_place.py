@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from seamlessflow.cli import place
-from seamlessflow.cli.place import RUNS, Address, Folder, address_of, any_address, given_address
+from seamlessflow.cli import run_location
+from seamlessflow.cli.run_location import RUNS, Address, Folder, address_of, any_address, given_address
 from seamlessflow.errors import ConfigError
 
 
@@ -61,11 +61,11 @@ def test_looking_at_a_stopped_run_waits_for_another_look(monkeypatch):
     folder = Folder(RUNS / "a")
     folder.announce(Address("nats://h:1", "file:///s"))
     folder.server.mkdir()
-    monkeypatch.setattr(place, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(run_location, "LOCK_SECONDS", 0.1)
     refused = pytest.raises(ConfigError, match="in use by another nats-server")
-    with place.stopped_run("a", None), refused, place.stopped_run("a", None):
+    with run_location.stopped_run("a", None), refused, run_location.stopped_run("a", None):
         pass
-    with place.stopped_run("a", None) as found:
+    with run_location.stopped_run("a", None) as found:
         assert found.store_url == "file:///s"
 
 

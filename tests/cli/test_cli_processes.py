@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from seamlessflow import server_keeper, supervisor
-from seamlessflow.cli import interrupt
+from seamlessflow.bus import nats_server
+from seamlessflow.bus.nats_server import ServerKeeper
+from seamlessflow.cli import shutdown
 from seamlessflow.errors import Unavailable
-from seamlessflow.last_words import last_words
-from seamlessflow.server_keeper import ServerKeeper
-from seamlessflow.supervisor import Child, Supervisor
+from seamlessflow.local import supervisor
+from seamlessflow.local.supervisor import Child, Supervisor, last_words
 
 SECONDS = 20.0
 
@@ -33,7 +33,7 @@ def child(folder, *argv, log="log"):
 
 @pytest.fixture
 def quick(monkeypatch):
-    for module in (supervisor, server_keeper):
+    for module in (supervisor, nats_server):
         monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
 
 
@@ -166,7 +166,7 @@ async def test_a_server_that_cannot_be_restarted_is_tried_again_beside_everythin
 
 WAITS = """
 import asyncio
-from seamlessflow.cli.interrupt import Interrupt
+from seamlessflow.cli.shutdown import Interrupt
 
 async def main():
     interrupt = Interrupt(lambda line: print(line, flush=True), "tidying up")
@@ -189,7 +189,7 @@ def test_ctrl_c_is_answered_at_once_and_a_second_one_ends():
     assert process.stdout.readline() == "stopping: tidying up (once more: at once)\n"
     process.send_signal(signal.SIGINT)  # as `timeout` does: to its child, then to its child's group
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(interrupt.SAME_SECONDS)
+        process.wait(shutdown.SAME_SECONDS)
     process.send_signal(signal.SIGINT)
 
     assert process.wait(SECONDS) == 130

@@ -12,9 +12,10 @@ import re
 import pytest
 from rich.console import Console
 
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.cli.screen import SPARKS, run_screen
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.cli.console import SPARKS, run_screen
 from seamlessflow.client import Client
+from seamlessflow.config.run import load_run_config
 from seamlessflow.contracts import (
     EpisodeEnded,
     EpisodeOpened,
@@ -35,9 +36,8 @@ from seamlessflow.contracts import (
     WeightsPublished,
 )
 from seamlessflow.contracts.streams import run_streams
-from seamlessflow.run_config import load_run_config
-from seamlessflow.run_view import RunView, StepRow
-from seamlessflow.runtime.speaker import Speaker
+from seamlessflow.reports.run_view import RunView, StepRow
+from seamlessflow.runtime.journal_writer import Speaker
 from tests.cli.terminal import CTRL_C, Terminal
 
 pytestmark = pytest.mark.system

@@ -2,14 +2,14 @@
 
 import pytest
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.cli.place import Address
-from seamlessflow.cli.standing import as_journal, how_to_go_on, is_served, standing
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.cli.run_location import Address
+from seamlessflow.cli.status import as_journal, how_to_go_on, is_served, standing
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import NodeStatus, Role, RunEnded, RunHeld, RunPhase, RunState
 from seamlessflow.contracts.routes import NODES_BUCKET
+from seamlessflow.store.large_payloads import Store
 
 END = RunEnded(run="r", reason="tasks_ended", steps=2)
 

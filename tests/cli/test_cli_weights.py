@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from seamlessflow.blobs import Store
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, model_path, publish_folder, weights_path
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow import machine
-from seamlessflow.cli.checks import check_engine
+from seamlessflow.cli.preflight import check_engine
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.errors import ConfigError
-from seamlessflow.machine import VLLM_PYTHON, Machine, interpreter_of, service_children
-from seamlessflow.run_config import parse_run_config
+from seamlessflow.local import services
+from seamlessflow.local.services import VLLM_PYTHON, Machine, interpreter_of, service_children
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout without vLLM anywhere."""
-    monkeypatch.setattr(machine, "checkout_root", lambda: tmp_path)
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(services, "checkout_root", lambda: tmp_path)
+    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None)
     return tmp_path
 
 
@@ -67,5 +67,5 @@ def test_only_rollout_workers_run_in_it(checkout: Path) -> None:
 
 def test_vllm_beside_us_will_do(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU everything may live in one environment."""
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: object() if name == "vllm" else None)
+    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: object() if name == "vllm" else None)
     assert interpreter_of("vllm") == Path(sys.executable)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import save
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import (
@@ -28,11 +27,12 @@ from seamlessflow.contracts import (
     WeightsHead,
     WeightsLoaded,
 )
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import HINT_POKE, HINT_WEIGHTS, LEASES_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import journal, run_consumers, run_streams
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder, weights_path
 from tests.clients.scripted_model import MAX_CONTEXT_TOKENS, MAX_TOKENS, model_files
 from tests.clients.task import PROMPT

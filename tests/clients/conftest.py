@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from tests.clients import environments
 from tests.clients.data_plane import DataPlane, Outcome
 from tests.clients.roster import CLIENTS, Client

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus, connect
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import EpisodeEnded, Int32s, Role, SamplesReady, SegmentSampled, Service
 from seamlessflow.runtime import Context, make_context
-from seamlessflow.settings import Settings
+from seamlessflow.store.large_payloads import Store
 from seamlessflow_agent_runner.config import RunnerSettings
 from seamlessflow_agent_runner.service import AgentRunner
 from seamlessflow_rollout_worker.config import WorkerSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus, SamplesReady, TaskSubmitted, is_final
 from seamlessflow.contracts.episodes import MAX_LOST_ATTEMPTS
-from seamlessflow.run_config import parse_run_config
 from seamlessflow_scheduler.admission.decisions import decide
 from seamlessflow_scheduler.admission.run_state import Progress
 from seamlessflow_trainer.data.groups import GroupBook

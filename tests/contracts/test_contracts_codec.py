@@ -22,8 +22,8 @@ from seamlessflow.contracts import (
     TaskSubmitted,
     WeightsHead,
 )
-from seamlessflow.contracts.addresses import subject_of
 from seamlessflow.contracts.routes import ROUTES
+from seamlessflow.contracts.subjects import subject_of
 from seamlessflow.errors import MalformedMessage
 from tests.contracts.examples import EXAMPLES, C, E, R
 from tests.contracts.strategies import few, records

@@ -14,11 +14,11 @@ from jsonschema import Draft7Validator, Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from seamlessflow.contracts import EpisodeStatus, Record
-from seamlessflow.contracts.export import derived_files, drift, main
-from seamlessflow.contracts.export_asyncapi import asyncapi_document, channel_name
-from seamlessflow.contracts.export_events import events_document
-from seamlessflow.contracts.export_schemas import event_document, event_tag
-from seamlessflow.contracts.export_words import WORDS, member_meanings
+from seamlessflow.contracts.export.__main__ import derived_files, drift, main
+from seamlessflow.contracts.export.asyncapi import asyncapi_document, channel_name
+from seamlessflow.contracts.export.events_page import events_document
+from seamlessflow.contracts.export.field_docs import WORDS, member_meanings
+from seamlessflow.contracts.export.json_schema import event_document, event_tag
 from seamlessflow.contracts.routes import ROUTES
 from tests.contracts.strategies import few, records
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from seamlessflow.codec import decode
-from seamlessflow.contracts.addresses import events_on, subject_of
 from seamlessflow.contracts.routes import ROUTES
+from seamlessflow.contracts.subjects import events_on, subject_of
 from tests.contracts.examples import EXAMPLES
 from tests.contracts.golden import FOLDER, golden_path, meaning_of
 

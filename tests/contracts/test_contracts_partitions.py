@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from seamlessflow.config.training_sections import MAX_BUCKETS, MAX_SHARDS
 from seamlessflow.contracts import Service
-from seamlessflow.contracts.export_permissions import BUCKETS_PER_TAG, SHARDS, permissions
+from seamlessflow.contracts.export.permissions import BUCKETS_PER_TAG, SHARDS, permissions
 from seamlessflow.contracts.streams import consumer_name, generation_consumer
-from seamlessflow.run_training_sections import MAX_BUCKETS, MAX_SHARDS
 
 
 def test_as_many_shards_and_buckets_may_be_asked_for_as_permissions_name() -> None:

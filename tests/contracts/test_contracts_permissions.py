@@ -14,15 +14,14 @@ from pathlib import Path
 import nats
 import pytest
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus, connect
-from seamlessflow.bus.server import find_binary, free_port
+from seamlessflow.bus.nats_server import find_binary, free_port
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import Lease, NodeOrder, Role, Service
-from seamlessflow.contracts.addresses import inbox_prefix, subject_of
-from seamlessflow.contracts.export_keys import key_lines, main, seed_variable
-from seamlessflow.contracts.export_permissions import SERVICES, permissions
+from seamlessflow.contracts.export.nkeys import key_lines, main, seed_variable
+from seamlessflow.contracts.export.permissions import SERVICES, permissions
 from seamlessflow.contracts.routes import (
     BUCKETS,
     HINT_POKE,
@@ -42,9 +41,10 @@ from seamlessflow.contracts.streams import (
     run_consumers,
     run_streams,
 )
-from seamlessflow.run_config import parse_run_config
+from seamlessflow.contracts.subjects import inbox_prefix, subject_of
 from seamlessflow.runtime import Speaker
-from seamlessflow.weights.readers import Reader, Readings, read_readings
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights.reader_leases import Reader, Readings, read_readings
 from tests.contracts.examples import EXAMPLES, R
 
 ROOT = Path(__file__).parents[2]

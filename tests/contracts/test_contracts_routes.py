@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.bus.subjects import matches
-from seamlessflow.bus.subjects import overlaps as patterns_overlap
 from seamlessflow.contracts import Service, TrainerClaimed
-from seamlessflow.contracts.addresses import (
+from seamlessflow.contracts.routes import BY_EVENT, CONTROL_STREAM, QUEUES, ROUTES
+from seamlessflow.contracts.streams import consumers_of, control_streams, run_consumers, run_streams
+from seamlessflow.contracts.subjects import (
     claim_of_commit,
     events_on,
     kind_of_id,
     kinds_on,
+    matches,
     message_id_of,
     placeholders,
     subject_filter,
     subject_of,
     wildcards,
 )
-from seamlessflow.contracts.routes import BY_EVENT, CONTROL_STREAM, QUEUES, ROUTES
-from seamlessflow.contracts.streams import consumers_of, control_streams, run_consumers, run_streams
+from seamlessflow.contracts.subjects import overlaps as patterns_overlap
 from tests.contracts.examples import EXAMPLES
 from tests.contracts.strategies import few, records
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.bus.subjects import matches, overlaps
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.config.training_sections import MAX_BUCKETS
 from seamlessflow.contracts import Service
-from seamlessflow.contracts.export_permissions import permissions
+from seamlessflow.contracts.export.permissions import permissions
 from seamlessflow.contracts.streams import generation_consumer, run_consumers
+from seamlessflow.contracts.subjects import matches, overlaps
 from seamlessflow.contracts.tags import ALL_PLACES, MAX_WORK_TAGS, canonical, component, missing, places, work_tag
 from seamlessflow.errors import ConfigError
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.run_training_sections import MAX_BUCKETS
 
 components = st.from_regex(r"[a-z0-9-]{1,32}\Z", fullmatch=True)
 work_tags = st.lists(st.lists(components, max_size=3).map(lambda parts: work_tag("+".join([*parts, "rollout"]))), min_size=1)

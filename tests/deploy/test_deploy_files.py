@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import Service
-from seamlessflow.contracts.export_keys import key_lines
-from seamlessflow.contracts.export_permissions import SERVICES
-from seamlessflow.settings import Settings
+from seamlessflow.contracts.export.nkeys import key_lines
+from seamlessflow.contracts.export.permissions import SERVICES
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())

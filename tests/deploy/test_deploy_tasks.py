@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 TASKS = yaml.safe_load((ROOT / "Taskfile.yml").read_text())["tasks"]
-RELAY = "shared/seamlessflow/relay.py"
+RELAY = "shared/seamlessflow/local/signal_relay.py"
 MARK = "pytest.mark"
 PROMISED = [
     "setup", "check", "test", "test:all", "setup:vllm", "test:vllm", "schemas",

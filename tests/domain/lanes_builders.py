@@ -22,7 +22,7 @@ from seamlessflow.contracts import (
     WeightsLoaded,
     WeightsPublished,
 )
-from seamlessflow.lanes import LanesFold
+from seamlessflow.timeline import LanesFold
 
 WORKER, TRAINER = "rollout-worker", "trainer"
 

@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from seamlessflow.bus.subjects import matches
 from seamlessflow.contracts import (
     CallAnswered,
     CallRequested,
@@ -37,7 +36,7 @@ from seamlessflow.contracts import (
     SegmentSampled,
     claim_of,
 )
-from seamlessflow.contracts.addresses import address
+from seamlessflow.contracts.subjects import address, matches
 from seamlessflow.errors import SequenceMismatch
 from seamlessflow_rollout_worker.generations.generation_state import (
     AckOnly,

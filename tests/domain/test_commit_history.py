@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import (
     DropReason,
     Event,

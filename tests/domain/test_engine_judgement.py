@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from seamlessflow.engine_check.judgement import all_right, judge, likeness
-from seamlessflow.engine_check.records import EngineReport, GapFigures, Sampled, TrainerReport
+from seamlessflow.engine_check import EngineReport, GapFigures, Sampled, TrainerReport, all_right, judge, likeness
 
 FEW, MANY = GapFigures(mean=0.01, largest=0.1, num_tokens=8), GapFigures(mean=0.6, largest=3.0, num_tokens=8)
 

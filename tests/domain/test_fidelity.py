@@ -7,12 +7,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import RunStarted, StepTaken
-from seamlessflow.fidelity import GAP, GAP_ALARM, GAP_LIMITS, GapWatch, gap_limit, gap_warning
-from seamlessflow.ledger import LedgerFold
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.run_view import RunView
-from seamlessflow.summary import summarize
+from seamlessflow.logprob_gap import GAP, GAP_ALARM, GAP_LIMITS, GapWatch, gap_limit, gap_warning
+from seamlessflow.reports.ledger import LedgerFold
+from seamlessflow.reports.run_view import RunView
+from seamlessflow.reports.summary import summarize
 
 CONFIG = parse_run_config({"model": {"name": "m"}, "agents": [{"env": "a", "command": ["true"]}], "algorithm": {"steps": 9}})
 GAPS = st.none() | st.floats(min_value=0, max_value=1) | st.just(math.nan)

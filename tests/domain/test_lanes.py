@@ -14,7 +14,7 @@
 import pytest
 
 from seamlessflow.contracts import GenerationFinish, TrainerClaimed
-from seamlessflow.lanes import Kind
+from seamlessflow.timeline import Kind
 from tests.domain.lanes_builders import (
     IDLE,
     ROLLOUT,

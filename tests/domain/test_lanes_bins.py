@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.lanes.bins import Level, Sums
+from seamlessflow.timeline.binning import Level, Sums
 
 moments = st.integers(-(10**6), 10**6).map(lambda tick: tick / 64)
 spans = st.tuples(moments, moments).map(sorted)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.lanes import Window, shares_by_node, total
+from seamlessflow.timeline import Window, shares_by_node, total
 from tests.domain.lanes_builders import (
     IDLE,
     ROLLOUT,

@@ -40,7 +40,7 @@ from seamlessflow.contracts import (
     TrainedGroup,
     TrainerClaimed,
 )
-from seamlessflow.ledger import Ledger
+from seamlessflow.reports.ledger import Ledger
 
 RUN = "r1"
 COMPLETED, FAILED = EpisodeStatus.COMPLETED, EpisodeStatus.AGENT_FAILED

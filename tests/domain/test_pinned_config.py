@@ -2,8 +2,8 @@
 
 import pytest
 
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.errors import ConfigError
-from seamlessflow.run_config import parse_run_config
 from tests.domain.test_run_config import GOOD
 
 AGENT = GOOD["agents"][0]

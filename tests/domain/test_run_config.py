@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from seamlessflow.config.run import load_run_config, parse_run_config
 from seamlessflow.errors import ConfigError
-from seamlessflow.run_config import load_run_config, parse_run_config
 
 GOOD = {
     "model": {"name": "m"},

@@ -26,7 +26,7 @@ from seamlessflow.contracts import (
     WeightsLoaded,
     WeightsPublished,
 )
-from seamlessflow.run_view import RunView
+from seamlessflow.reports.run_view import RunView
 
 
 def step(number, *, line=1, groups=(), version=None, **metrics):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import (
     EpisodeStarted,
     GenerationClaimed,
@@ -21,11 +22,10 @@ from seamlessflow.contracts import (
     StepTaken,
     TrainerStarted,
 )
-from seamlessflow.ledger import LedgerFold
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.run_view import RunView
-from seamlessflow.summary import phase_seconds, summarize
-from seamlessflow.suspensions import MIN_SECONDS, Lives, seconds_within
+from seamlessflow.reports.downtime import MIN_SECONDS, Lives, seconds_within
+from seamlessflow.reports.ledger import LedgerFold
+from seamlessflow.reports.run_view import RunView
+from seamlessflow.reports.summary import phase_seconds, summarize
 from tests.domain.lanes_builders import segment
 
 CONFIG = parse_run_config(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamlessflow.config.tag_rules import parse_rule
 from seamlessflow.contracts import Hardware
-from seamlessflow.tag_rules import parse_rule
 
 H800 = Hardware(device="H800", memory_bytes=80e9, flops=990e12, bandwidth_bytes=3.35e12)
 H20 = Hardware(device="H20", memory_bytes=96e9, flops=148e12, bandwidth_bytes=4.0e12)

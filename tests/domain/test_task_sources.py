@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.errors import ConfigError
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.task_sources import (
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.datasets import (
     Question,
     Questions,
     evaluation_tasks,
@@ -17,6 +16,7 @@ from seamlessflow.task_sources import (
     split_questions,
     training_task,
 )
+from seamlessflow.errors import ConfigError
 
 ONE_DIGIT_SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 

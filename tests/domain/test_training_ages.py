@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.ages import VersionSteps
 from seamlessflow.errors import BadInput
+from seamlessflow.weights.staleness import VersionSteps
 
 
 def test_a_version_counts_as_the_step_it_was_published_at() -> None:

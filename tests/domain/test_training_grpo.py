@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_builders import a_sample, an_algorithm, samples_ready
 
-from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import Float32s, MaskReason
 from seamlessflow.errors import BadInput
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.algorithms.grpo import group_advantages, policy_loss
 from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap, masked
 from seamlessflow_trainer.data.batch import is_stale, make_batch

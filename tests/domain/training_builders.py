@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import EpisodeOrigin, EpisodeStatus, Float32s, Int32s, Sample, SamplesReady
-from seamlessflow.run_training_sections import AlgorithmSection
 
 
 def a_sample(

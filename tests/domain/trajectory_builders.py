@@ -26,7 +26,7 @@ from seamlessflow.contracts import (
     Sampling,
     SegmentSampled,
 )
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
 from seamlessflow_trajectory_manager.rendering.renderer import TemplateRenderer
 from seamlessflow_trajectory_manager.trajectory.manager import Manager

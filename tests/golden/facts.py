@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seamlessflow.blobs import BLOB_HEADER
 from seamlessflow.bus.base import Record
 from seamlessflow.contracts import (
     CallAnswered,
@@ -36,9 +35,10 @@ from seamlessflow.contracts import (
     WeightsPublished,
     claim_of,
 )
-from seamlessflow.lanes import LanesFold
-from seamlessflow.ledger import Ledger
-from seamlessflow.run_view import RunView
+from seamlessflow.reports.ledger import Ledger
+from seamlessflow.reports.run_view import RunView
+from seamlessflow.store.large_payloads import BLOB_HEADER
+from seamlessflow.timeline import LanesFold
 from seamlessflow.weights import MANIFEST
 from seamlessflow_scheduler.admission.run_state import Progress
 

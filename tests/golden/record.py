@@ -26,9 +26,8 @@ from typing import Any
 
 import nats
 
-from seamlessflow.blobs import INLINE_BYTES, Store
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.cli.place import Folder
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.cli.run_location import Folder
 from seamlessflow.contracts import (
     CallAnswered,
     EpisodeEnded,
@@ -40,6 +39,7 @@ from seamlessflow.contracts import (
     StepTaken,
     claim_of,
 )
+from seamlessflow.store.large_payloads import INLINE_BYTES, Store
 from seamlessflow.weights import MANIFEST
 from seamlessflow_trajectory_manager.replay import replay_run
 from tests.system.conftest import ROOT, until
@@ -217,7 +217,7 @@ def _sampler(said: list[Event]) -> str | None:
 
 
 def _pid_in(worker: str) -> int:
-    """Of a process's name, see ``seamlessflow.instances``."""
+    """Of a process's name, see ``seamlessflow.runtime.instance_names``."""
     return int(worker.rsplit("-", 3)[1])
 
 

@@ -22,11 +22,11 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Delivery
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import decode, unpack_record
+from seamlessflow.config.run import RunConfig
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import (
     CallAnswered,
     CallRequested,
@@ -46,11 +46,10 @@ from seamlessflow.contracts.routes import WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import all_buckets, consumer_name, generation_consumer, journal, queue_stream
 from seamlessflow.contracts.tags import slot_tag
 from seamlessflow.errors import MalformedMessage
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context, Speaker, make_context
-from seamlessflow.settings import Settings
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE
-from seamlessflow.weights.fetching import fetch_version
+from seamlessflow.weights.fetch import fetch_version
 from seamlessflow_scheduler.config import SchedulerSettings
 from seamlessflow_scheduler.service import Scheduler
 from seamlessflow_trainer.config import TrainerSettings

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from seamlessflow.models.folder import build_folder
+from seamlessflow.models.model_folder import build_folder
+from seamlessflow.models.tiny import CALL_CLOSING, CALL_OPENING, VOCAB_SIZE, make_tiny_tokenizer
 from seamlessflow.models.tiny_task import noisy_demonstration, random_question
-from seamlessflow.models.tiny_tokenizer import CALL_CLOSING, CALL_OPENING, VOCAB_SIZE, make_tiny_tokenizer
 
 NAME = "tiny-calculator"
 STEPS = 400

@@ -16,8 +16,8 @@ from typing import Any
 import tomli_w
 
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.cli.place import Address, Folder
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.cli.run_location import Address, Folder
 from seamlessflow.client import Client
 from seamlessflow.contracts import Event
 from seamlessflow.contracts.routes import CONTROL_STREAM

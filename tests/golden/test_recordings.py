@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import GroupDropped, RunEnded, StepsCommitted, StepTaken, TrainerStarted, TrainingEnded
-from seamlessflow.ledger import Ledger
+from seamlessflow.reports.ledger import Ledger
 from seamlessflow_trajectory_manager.replay import replay_run
 from seamlessflow_trajectory_manager.replay_comparison import SAID
 

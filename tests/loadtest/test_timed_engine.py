@@ -16,9 +16,9 @@ from loadtest.fleet import timed_learner
 from loadtest.fleet.cost import cost_of
 from loadtest.fleet.timed_clock import Scale, length_in, seed_with_length
 from loadtest.fleet.timed_engine import TimedEngine
-from seamlessflow.ages import VersionSteps
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import EpisodeOrigin, EpisodeStatus, Float32s, Int32s, Sample, SamplesReady
-from seamlessflow.run_training_sections import AlgorithmSection
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_rollout_worker.engines.base import Chunk, Finish, SamplingParams
 from seamlessflow_trainer.data.batch import make_batch
 from seamlessflow_trainer.data.groups import Group

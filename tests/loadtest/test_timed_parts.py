@@ -19,6 +19,7 @@ from loadtest.fleet.timed_figures import misplaced
 from loadtest.fleet.timed_law import Law
 from loadtest.fleet.timed_work import Done, sampled_in, work_seconds
 from loadtest.fleet.workloads import AGENTIC, REASONING, Workload, work_of
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import (
     EpisodeEnded,
     EpisodeOpened,
@@ -41,7 +42,6 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.training import DropReason
 from seamlessflow.errors import BadInput
-from seamlessflow.run_config import parse_run_config
 
 RUN = "r"
 WORDS = [5, 9, 11, 40]

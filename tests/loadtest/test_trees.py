@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.trees import WholeTemplate
-from seamlessflow.models.tiny_tokenizer import CHAT_TEMPLATE
+from seamlessflow.models.tiny import CHAT_TEMPLATE
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
 
 

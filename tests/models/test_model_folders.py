@@ -13,7 +13,7 @@ import pytest
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.models import prepare_smollm2, resolve_model, smollm2
 from seamlessflow.models.__main__ import main
-from seamlessflow.models.folder import REQUIRED_FILES, build_folder, is_model_folder
+from seamlessflow.models.model_folder import REQUIRED_FILES, build_folder, is_model_folder
 
 
 def fill(folder: Path) -> None:

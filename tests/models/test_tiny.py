@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamlessflow.models.tiny import CALL_OPENING, CHARACTERS, VOCAB_SIZE, make_tiny_tokenizer
 from seamlessflow.models.tiny_task import noisy_demonstration, question_of, random_question
-from seamlessflow.models.tiny_tokenizer import CALL_OPENING, CHARACTERS, VOCAB_SIZE, make_tiny_tokenizer
 
 pytest.importorskip("torch")
 

@@ -7,11 +7,10 @@ import struct
 
 import pytest
 
-from seamlessflow.lanes import Kind, Lanes, Series, Span, Step
-from seamlessflow.pictures import write_html, write_png
-from seamlessflow.pictures.palette import DARK, LIGHT, WORDS
-from seamlessflow.pictures.rows import natural, rows_of, short
-from seamlessflow.pictures.table import columns_of, duration, percent
+from seamlessflow.timeline import Kind, Lanes, Series, Span, Step
+from seamlessflow.timeline.draw import write_html, write_png
+from seamlessflow.timeline.draw.layout import columns_of, duration, natural, percent, rows_of, short
+from seamlessflow.timeline.draw.palette import DARK, LIGHT, WORDS
 
 
 def fleet(num_nodes, *, profiles=True):
@@ -166,7 +165,7 @@ def test_every_kind_has_a_word_and_two_colours_of_its_own():
 
 def test_a_name_with_dollar_signs_is_written_as_it_is(tmp_path):
     """It is no formula, and a broken one least of all."""
-    from seamlessflow.pictures.png import svg
+    from seamlessflow.timeline.draw.png_image import svg
 
     odd = Lanes("two $\\bad{ dollars$ here", 0.0, 10.0, [Span("a$\\frac{$", Kind.ROLLOUT, 0.0, 10.0)])
     write_png(odd, tmp_path / "gantt.png")

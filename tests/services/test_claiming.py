@@ -10,16 +10,15 @@ import time
 
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import pack_record
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import NodeStatus
 from seamlessflow.contracts.routes import NODES_BUCKET
 from seamlessflow.errors import ConfigError
-from seamlessflow.instances import instance_name, is_dead, is_here
-from seamlessflow.runtime import Presence, claiming
-from seamlessflow.runtime.claiming import claim
-from seamlessflow.settings import Settings
+from seamlessflow.runtime import Presence, presence
+from seamlessflow.runtime.instance_names import instance_name, is_dead, is_here
+from seamlessflow.runtime.presence import claim
 from seamlessflow_scheduler.fleet_monitor import Doubles
 
 
@@ -61,7 +60,7 @@ async def test_the_name_of_a_process_that_died_elsewhere_is_free_when_it_was_sil
     server: MemoryServer, monkeypatch
 ):
     """Nobody renews it."""
-    monkeypatch.setattr(claiming, "GAP_SECONDS", 0.3)
+    monkeypatch.setattr(presence, "GAP_SECONDS", 0.3)
     await leave_behind(server, status("host-a-7"))
     began = time.monotonic()
     await claim(MemoryBus(server), status("host-b-7"))
@@ -82,8 +81,8 @@ async def test_a_restart_on_the_same_machine_does_not_wait_for_the_dead(server: 
 
 async def test_a_server_without_the_bucket_holds_up_nobody(server: MemoryServer, monkeypatch):
     """Where only the scheduler may make it, and it has not yet."""
-    monkeypatch.setattr(claiming, "GAP_SECONDS", 0.1)
-    monkeypatch.setattr(claiming, "SPARE_SECONDS", 0.1)
+    monkeypatch.setattr(presence, "GAP_SECONDS", 0.1)
+    monkeypatch.setattr(presence, "SPARE_SECONDS", 0.1)
 
     class Never(MemoryBus):
         async def kv(self, bucket: str):
@@ -117,7 +116,7 @@ async def test_a_process_id_of_elsewhere_tells_nothing_so_its_presence_is_watche
 
 def test_two_starts_of_one_host_and_pid_are_two_instances_that_alternate():
     """So the scheduler sees a name that two containers have; within one process the name stays."""
-    script = "from seamlessflow.instances import instance_name; print(instance_name('host', 1))"
+    script = "from seamlessflow.runtime.instance_names import instance_name; print(instance_name('host', 1))"
     starts = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() for _ in range(2)]
     assert starts[0] != starts[1] and all(is_here(each) for each in starts)
     assert Settings().instance == Settings().instance and is_here(Settings().instance)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus, Message, Stored
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import DropReason, GroupDropped, StepsCommitted, TrainerClaimed, TrainerStarted
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import Superseded
 from seamlessflow.runtime import CommitClaim, Speaker, read_commits
+from seamlessflow.store.large_payloads import Store
 
 RUN = "r"
 

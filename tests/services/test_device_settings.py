@@ -8,7 +8,7 @@ import types
 import pytest
 from pydantic import ValidationError
 
-from seamlessflow import device_settings
+from seamlessflow.config import node_settings
 from seamlessflow.contracts import Hardware
 from seamlessflow_agent_runner.config import RunnerSettings
 from seamlessflow_rollout_worker.config import WorkerSettings
@@ -46,10 +46,10 @@ def test_hardware_is_what_was_told_and_for_the_rest_what_is_found(monkeypatch):
 
 def test_without_a_driver_torch_is_not_even_loaded(monkeypatch, tmp_path):
     """A worker with a scripted engine needs none."""
-    monkeypatch.setattr(device_settings, "_CUDA_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(node_settings, "_CUDA_DRIVER", tmp_path / "none")
     monkeypatch.setitem(sys.modules, "torch", None)
 
-    assert device_settings.found().device == "cpu"
+    assert node_settings.found().device == "cpu"
 
 
 def test_with_a_driver_the_device_is_asked_by_torch(monkeypatch, tmp_path):
@@ -62,9 +62,9 @@ def test_with_a_driver_the_device_is_asked_by_torch(monkeypatch, tmp_path):
 
     cuda = types.SimpleNamespace(is_available=lambda: True, get_device_properties=properties)
     (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(device_settings, "_CUDA_DRIVER", tmp_path)
+    monkeypatch.setattr(node_settings, "_CUDA_DRIVER", tmp_path)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
 
-    assert device_settings.found() == Hardware(device="NVIDIA H200", memory_bytes=150_754_820_096)
-    device_settings.found("cuda:1")
-    assert device_settings.found("cpu").device == "cpu" and asked == ["cuda", "cuda:1"]
+    assert node_settings.found() == Hardware(device="NVIDIA H200", memory_bytes=150_754_820_096)
+    node_settings.found("cuda:1")
+    assert node_settings.found("cpu").device == "cpu" and asked == ["cuda", "cuda:1"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from seamlessflow.blobs import Store
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow.weights.adapters import (
     ADAPTER_CONFIG_FILE,
@@ -15,13 +15,13 @@ from seamlessflow.weights.adapters import (
     AdapterFacts,
     adapter_config,
     base_path,
+    merge,
+    pairs_of,
     scale_of,
 )
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.hashing import digest_of
-from seamlessflow.weights.manifests import version_facts
-from seamlessflow.weights.merging import merge
-from seamlessflow.weights.pairing import pairs_of
+from seamlessflow.weights.digests import digest_of
+from seamlessflow.weights.manifest import version_facts
+from seamlessflow.weights.safetensors_file import tensor_digests
 from tests.store.weights_builders import Tensors, copy, safetensors, tensor
 
 RUN, RANK = "demo", 2

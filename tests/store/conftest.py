@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.server import EmbeddedServer
-from seamlessflow.store_calls import Limits
-from seamlessflow.weights import downloads
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.store.timeouts import Limits
+from seamlessflow.weights import download
 from tests.store.fault_proxy import FaultProxy
 from tests.store.s3_server import BUCKET, ENVIRONMENT, s3_proxy, s3_server
 
@@ -55,7 +55,7 @@ def impatient_proxy(proxy: FaultProxy, monkeypatch) -> FaultProxy:
     """The same, whose clients ask once; readers wait less before they ask again."""
     once = {"endpoint_url": proxy.url, "config_kwargs": {"retries": {"total_max_attempts": 1}}}
     monkeypatch.setitem(fsspec.config.conf, "s3", once)
-    monkeypatch.setattr(downloads, "PAUSES_SECONDS", (0.01, 0.02, 0.05, 0.1))
+    monkeypatch.setattr(download, "PAUSES_SECONDS", (0.01, 0.02, 0.05, 0.1))
     fsspec.filesystem("s3").retries = 1
     return proxy
 

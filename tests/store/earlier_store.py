@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seamlessflow.blobs import Store
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import weights_path
 from tests.store.weights_builders import Tensors, tensor
 

@@ -8,9 +8,9 @@ import hashlib
 import boto3
 import pytest
 
-from seamlessflow.blobs import BLOB_HEADER, INLINE_BYTES, Store
 from seamlessflow.bus.base import Message
 from seamlessflow.errors import MalformedMessage, Unavailable
+from seamlessflow.store.large_payloads import BLOB_HEADER, INLINE_BYTES, Store
 
 LARGE = bytes(range(256)) * (INLINE_BYTES // 256 + 1)
 

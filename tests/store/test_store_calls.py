@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from seamlessflow.blobs import Store
 from seamlessflow.errors import Unavailable
-from seamlessflow.store_calls import Calls, Limits
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.store.timeouts import Calls, Limits
 
 
 def test_what_a_call_gives_and_raises_is_what_it_gave_and_raised():

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamlessflow.blobs import Store
 from seamlessflow.errors import Unavailable, WrongBytes
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, fetch_folder, publish_folder
-from seamlessflow.weights.downloads import PARALLEL_READS, download
-from seamlessflow.weights.hashing import digest_of, hex_of
-from seamlessflow.weights.partfile import PartFile
-from seamlessflow.weights.stored import FileDigests, StoredFile, stored_file
+from seamlessflow.weights.digests import digest_of, hex_of
+from seamlessflow.weights.download import PARALLEL_READS, download
+from seamlessflow.weights.partial_file import PartFile
+from seamlessflow.weights.stored_file import FileDigests, StoredFile, stored_file
 from tests.store.small_disk import files_of_at_most
 
 PATH, NAME = "demo/folder", "large.bin"
@@ -66,7 +66,7 @@ class Watched(Store):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch) -> None:
-    monkeypatch.setattr("seamlessflow.weights.downloads.PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr("seamlessflow.weights.download.PAUSES_SECONDS", (0.0,))
 
 
 @pytest.fixture(params=["file", "memory", "s3"])
@@ -152,9 +152,9 @@ def test_what_arrived_before_the_store_went_away_is_not_fetched_again(watched, t
 SLOWLY = """
 import json, sys, time
 from pathlib import Path
-from seamlessflow.blobs import Store
-from seamlessflow.weights.downloads import download
-from seamlessflow.weights.stored import stored_file
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights.download import download
+from seamlessflow.weights.stored_file import stored_file
 
 class Slow(Store):
     def read_range(self, path, start, end):
@@ -234,7 +234,7 @@ def test_bytes_that_are_wrong_once_are_read_again_and_wrong_twice_are_damage(loc
         return b"!" + content[1:] if start == 3000 and reads.count(3000) <= wrong_times else content
 
     monkeypatch.setattr(local, "read_range", flipped_at_first)
-    monkeypatch.setattr("seamlessflow.weights.downloads.PAUSES_SECONDS", (0.0,) * 5)
+    monkeypatch.setattr("seamlessflow.weights.download.PAUSES_SECONDS", (0.0,) * 5)
     wrong_times = 1
     download(local, f"{PATH}/{NAME}", FILE, tmp_path / NAME, parts=tmp_path / "parts")
     assert (tmp_path / NAME).read_bytes() == CONTENT and reads.count(3000) == 2

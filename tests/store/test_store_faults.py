@@ -10,15 +10,14 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import SeamlessFlowError, Unavailable  # noqa: E402
-from seamlessflow.store_calls import Limits  # noqa: E402
+from seamlessflow.store.large_payloads import Store  # noqa: E402
+from seamlessflow.store.timeouts import Limits  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, weights_path  # noqa: E402
-from seamlessflow.weights.digests import tensor_digests  # noqa: E402
-from seamlessflow.weights.fetching import fetch_version  # noqa: E402
-from seamlessflow.weights.manifests import version_facts  # noqa: E402
-from seamlessflow.weights.stored import RANGE_BYTES as DEFAULT_RANGE_BYTES  # noqa: E402
-from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
+from seamlessflow.weights.fetch import fetch_version  # noqa: E402
+from seamlessflow.weights.manifest import version_facts  # noqa: E402
+from seamlessflow.weights.safetensors_file import map_tensors, tensor_digests  # noqa: E402
+from seamlessflow.weights.stored_file import RANGE_BYTES as DEFAULT_RANGE_BYTES  # noqa: E402
 from tests.store import fault_proxy as faults  # noqa: E402
 from tests.store.fault_proxy import FaultProxy  # noqa: E402
 from tests.store.weights_builders import Tensors, safetensors, same, stepped, tensor  # noqa: E402
@@ -88,7 +87,7 @@ LASTING = {
 @pytest.mark.parametrize("trouble", LASTING)
 def test_trouble_that_lasts_is_said_and_nothing_is_loaded(proxy: FaultProxy, proxied, fetch, tmp_path, trouble, monkeypatch):
     """In a time that has a limit; when it is over the same call gives the version."""
-    monkeypatch.setattr("seamlessflow.weights.downloads.PAUSES_SECONDS", (0.01,))
+    monkeypatch.setattr("seamlessflow.weights.download.PAUSES_SECONDS", (0.01,))
     proxied._limits = Limits(call_seconds=0.5, bytes_per_second=1e12)
     proxy.plan(LASTING[trouble], path=WEIGHTS_FILE, begin=3 * RANGE_BYTES)
     began = time.monotonic()

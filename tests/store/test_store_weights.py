@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from seamlessflow.blobs import Store
 from seamlessflow.errors import Unavailable
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, fetch_folder, publish_folder, weights_path
 
 FILES = {"model.safetensors": bytes(range(256)) * 4096, "config.json": b"{}"}

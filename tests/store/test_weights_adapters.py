@@ -13,20 +13,16 @@ np = pytest.importorskip("numpy")
 
 from structlog.testing import capture_logs  # noqa: E402
 
-from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import BadInput, Unavailable  # noqa: E402
+from seamlessflow.store.large_payloads import Store  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, weights_path  # noqa: E402
-from seamlessflow.weights.adapted import ADAPTER_FOLDER  # noqa: E402
-from seamlessflow.weights.adapters import (  # noqa: E402
-    ADAPTER_CONFIG_FILE,
-    ADAPTER_FILE,
-    AdapterFacts,
-)
-from seamlessflow.weights.downloads import DiskTrouble  # noqa: E402
-from seamlessflow.weights.fetching import Obtained, fetch_version  # noqa: E402
-from seamlessflow.weights.hashing import digest_of, hex_of  # noqa: E402
-from seamlessflow.weights.manifests import read_manifest  # noqa: E402
-from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
+from seamlessflow.weights.adapter_fetch import ADAPTER_FOLDER  # noqa: E402
+from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts
+from seamlessflow.weights.digests import digest_of, hex_of  # noqa: E402
+from seamlessflow.weights.download import DiskTrouble  # noqa: E402
+from seamlessflow.weights.fetch import Obtained, fetch_version  # noqa: E402
+from seamlessflow.weights.manifest import read_manifest  # noqa: E402
+from seamlessflow.weights.safetensors_file import map_tensors  # noqa: E402
 from tests.store.adapter_builders import BASE, BASE_FILE, CONFIG, DIGEST, FACTS, LAYER, RANK, RUN, adapter, expected, publish  # noqa: E402
 from tests.store.weights_builders import safetensors, same, tensor  # noqa: E402
 
@@ -133,7 +129,7 @@ def test_a_full_disk_is_said_and_leaves_no_version(fetch, tmp_path, monkeypatch)
         target.write_bytes(source.read_bytes()[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("seamlessflow.weights.adapted.shutil.copyfile", full)
+    monkeypatch.setattr("seamlessflow.weights.adapter_fetch.shutil.copyfile", full)
     with pytest.raises(DiskTrouble, match=r"weights version 1: .*No space left on device"):
         fetch(1)
     assert left(tmp_path / "here") == []

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamlessflow.blobs import Store
-from seamlessflow.cli import weights_found
-from seamlessflow.cli.place import RUNS, Address, Folder
-from seamlessflow.weights import (
-    WEIGHTS_FILE,
-    adapted,
-    model_path,
-    publish_folder,
-)
-from seamlessflow.weights.tensorfile import map_tensors
+from seamlessflow.cli.run_location import RUNS, Address, Folder
+from seamlessflow.cli.weights import version_lookup
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights import WEIGHTS_FILE, adapter_fetch, model_path, publish_folder
+from seamlessflow.weights.safetensors_file import map_tensors
 from tests.store import adapter_builders as lora
 from tests.store.weights_builders import same
 from tests.store.weights_place import RUN, Place, command
@@ -43,7 +38,7 @@ def test_a_store_of_no_kind_is_said(tmp_path: Path, monkeypatch):
 
 def test_a_server_that_is_gone_is_no_hindrance_where_a_store_is_named(place: Place, tmp_path: Path, monkeypatch):
     """A run that lived elsewhere leaves its address here."""
-    monkeypatch.setattr(weights_found, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(version_lookup, "CONNECT_SECONDS", 0.2)
     Folder(RUNS / RUN).announce(Address("nats://127.0.0.1:1", None, elsewhere=True))
 
     assert command("export", RUN, str(tmp_path / "out"), *place.places[2:]).code == 0
@@ -57,14 +52,14 @@ def test_versions_of_a_lora_run_are_verified_and_exported_merged(store: Store, t
     for version in range(6):
         lora.publish(store, version, lora.adapter(version))
     where = ("--store", store.url)
-    copyfile, sizes = adapted.shutil.copyfile, []
+    copyfile, sizes = adapter_fetch.shutil.copyfile, []
 
     def copied(base: Path, part: Path) -> None:
         copyfile(base, part)
         sizes.append(sum(each.stat().st_size for each in base.parents[2].rglob("*.safetensors*")))
 
     with monkeypatch.context() as patched:
-        patched.setattr(adapted.shutil, "copyfile", copied)
+        patched.setattr(adapter_fetch.shutil, "copyfile", copied)
         assert "read: 6 of 6 versions, faults: 0" in command("verify", RUN, *where).words
     assert max(sizes) < 3 * len(lora.BASE_FILE)  # the room that is asked for, and adapters
     assert command("export", RUN, "2", str(tmp_path / "out"), *where).code == 0

@@ -15,9 +15,17 @@ from hypothesis import strategies as st  # noqa: E402
 from seamlessflow.errors import BadInput  # noqa: E402
 from seamlessflow.weights import delta  # noqa: E402
 from seamlessflow.weights.delta import CHUNK_VALUES  # noqa: E402
-from seamlessflow.weights.gaps import ALL, BITMAP, RICE, decode_positions, encode_positions  # noqa: E402
-from seamlessflow.weights.steps import RAW, decode_values, encode_values  # noqa: E402
-from seamlessflow.weights.tensorfile import LOOK_VALUES, WORD_BYTES, Bits, check_numbers, parse_tensors  # noqa: E402
+from seamlessflow.weights.delta_codec import (  # noqa: E402  # noqa: E402
+    ALL,
+    BITMAP,
+    RAW,
+    RICE,
+    decode_positions,
+    decode_values,
+    encode_positions,
+    encode_values,
+)
+from seamlessflow.weights.safetensors_file import LOOK_VALUES, WORD_BYTES, Bits, check_numbers, parse_tensors  # noqa: E402
 from tests.store.weights_builders import copy, pairs, safetensors, same, stepped, tensor  # noqa: E402
 
 NAN, OTHER_NAN, MINUS_ZERO, ZERO, INFINITY = 0x7FC0, 0x7FC1, 0x8000, 0, 0x7F80

@@ -8,20 +8,19 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import BadInput, Unavailable, WrongBytes  # noqa: E402
+from seamlessflow.store.large_payloads import Store  # noqa: E402
+from seamlessflow.store.manifest_folders import publish_folder  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path, weights_path  # noqa: E402
 from seamlessflow.weights.adapters import ADAPTER_FILE  # noqa: E402
-from seamlessflow.weights.collection import Collection  # noqa: E402
 from seamlessflow.weights.delta import encode  # noqa: E402
-from seamlessflow.weights.digests import tensor_digests  # noqa: E402
-from seamlessflow.weights.fetching import Held, fetch_version  # noqa: E402
-from seamlessflow.weights.folders import publish_folder  # noqa: E402
+from seamlessflow.weights.fetch import Held, fetch_version  # noqa: E402
+from seamlessflow.weights.fetch_plan import Route  # noqa: E402
 from seamlessflow.weights.inventory import inventory  # noqa: E402
-from seamlessflow.weights.manifests import DELTA_FILE, read_manifest, version_facts  # noqa: E402
-from seamlessflow.weights.routes import Route  # noqa: E402
-from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
-from seamlessflow.weights.verifying import Verifier  # noqa: E402
+from seamlessflow.weights.manifest import DELTA_FILE, read_manifest, version_facts  # noqa: E402
+from seamlessflow.weights.retention import Collection  # noqa: E402
+from seamlessflow.weights.safetensors_file import map_tensors, tensor_digests  # noqa: E402
+from seamlessflow.weights.verify import Verifier  # noqa: E402
 from tests.store.earlier_store import FULL, LORA, MERGED, earlier_store, path_of, tensors_of  # noqa: E402
 from tests.store.weights_builders import safetensors, same  # noqa: E402
 

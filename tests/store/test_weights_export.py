@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow.blobs import Store
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.weights import (
-    MANIFEST,
-    WEIGHTS_FILE,
-    exporting,
-    publish_folder,
-    weights_path,
-)
-from seamlessflow.weights.tensorfile import map_tensors
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, inventory, publish_folder, weights_path
+from seamlessflow.weights.safetensors_file import map_tensors
 from tests.store.weights_builders import safetensors, same
 from tests.store.weights_place import LINE, RUN, Place, Said, command, publish
 
@@ -60,7 +54,7 @@ def test_export_leaves_nothing_where_it_fails(place: Place, tmp_path: Path):
 def test_a_target_that_somebody_makes_meanwhile_is_left_alone(tmp_path: Path):
     """Two exports into one folder: the first one that is done has it."""
     target = tmp_path / "out"
-    with pytest.raises(SeamlessFlowError, match="was made meanwhile"), exporting.part_of(target) as part:
+    with pytest.raises(SeamlessFlowError, match="was made meanwhile"), inventory.part_of(target) as part:
         (part / "a").write_text("ours")
         target.mkdir()
         (target / "b").write_text("theirs")
@@ -98,7 +92,7 @@ def test_a_version_written_twice_is_known_by_the_journal_or_by_what_builds_on_it
 
 def test_an_export_that_a_run_overtakes_begins_again_with_the_newest(place: Place, tmp_path: Path, monkeypatch):
     """By the store alone nobody knows that it reads."""
-    fill, tried = exporting.fill, []
+    fill, tried = inventory.fill, []
 
     def overtaken(store: Store, run: str, version: int, path: str, part: Path) -> None:
         tried.append(version)
@@ -107,7 +101,7 @@ def test_an_export_that_a_run_overtakes_begins_again_with_the_newest(place: Plac
             store.remove(f"{path}/{MANIFEST}")
         fill(store, run, version, path, part)
 
-    monkeypatch.setattr(exporting, "fill", overtaken)
+    monkeypatch.setattr(inventory, "fill", overtaken)
     said = command("export", RUN, str(tmp_path / "out"), *place.places[2:])
 
     assert (said.code, tried) == (0, [7, 8])
@@ -116,13 +110,13 @@ def test_an_export_that_a_run_overtakes_begins_again_with_the_newest(place: Plac
 
 def test_a_version_that_is_exported_is_leased(place: Place, tmp_path: Path, monkeypatch):
     """The run goes on, and removes it afterwards."""
-    fill, seen = exporting.fill, []
+    fill, seen = inventory.fill, []
 
     def looking(*arguments: object) -> None:
         seen.append(json.loads(command("list", RUN, "--json", *place.places).words)["versions"][2]["readers"])
         fill(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(exporting, "fill", looking)
+    monkeypatch.setattr(inventory, "fill", looking)
 
     assert command("export", RUN, "2", str(tmp_path / "out"), *place.places).code == 0
     assert len(seen[0]) == 1

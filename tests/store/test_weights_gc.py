@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from seamlessflow.client import Client
-from seamlessflow.weights import (
-    WEIGHTS_FILE,
-    weights_path,
-)
-from seamlessflow.weights.readers import Reader
+from seamlessflow.weights import WEIGHTS_FILE, weights_path
+from seamlessflow.weights.reader_leases import Reader
 from tests.store.weights_place import RUN, Place, Said, command, path_of
 
 

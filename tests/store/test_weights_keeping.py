@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import WeightsReading
-from seamlessflow.weights.folders import WEIGHTS_FILE
-from seamlessflow.weights.keeping import NEWEST, goes, may_be_read, stays
-from seamlessflow.weights.manifests import DELTA_FILE, StoredFile, VersionManifest
+from seamlessflow.store.manifest_folders import WEIGHTS_FILE
+from seamlessflow.weights.manifest import DELTA_FILE, StoredFile, VersionManifest
+from seamlessflow.weights.retention import NEWEST, goes, may_be_read, stays
 
 Manifests = dict[str, VersionManifest | None]
 FILE = StoredFile(1, "")

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow import object_store
-from seamlessflow.blobs import Store
 from seamlessflow.errors import Unavailable, WrongBytes
-from seamlessflow.store_calls import Limits
-from seamlessflow.store_links import make_link
-from seamlessflow.weights import WEIGHTS_FILE, downloads, publish_folder, weights_path
-from seamlessflow.weights.downloads import download
-from seamlessflow.weights.fetching import fetch_version
-from seamlessflow.weights.stored import FileDigests, StoredFile
-from seamlessflow.weights.tensorfile import map_tensors
+from seamlessflow.store import object_store
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.store.object_store import make_link
+from seamlessflow.store.timeouts import Limits
+from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
+from seamlessflow.weights import download as downloads
+from seamlessflow.weights.download import download
+from seamlessflow.weights.fetch import fetch_version
+from seamlessflow.weights.safetensors_file import map_tensors
+from seamlessflow.weights.stored_file import FileDigests, StoredFile
 from tests.store import adapter_builders as lora
 from tests.store.weights_builders import same
 from tests.store.weights_line import LINE, publish

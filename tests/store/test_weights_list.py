@@ -6,13 +6,9 @@ import asyncio
 import json
 
 from seamlessflow.client import Client
-from seamlessflow.weights import (
-    WEIGHTS_FILE,
-    publish_folder,
-    weights_path,
-)
-from seamlessflow.weights.manifests import DELTA_FILE
-from seamlessflow.weights.readers import Reader
+from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
+from seamlessflow.weights.manifest import DELTA_FILE
+from seamlessflow.weights.reader_leases import Reader
 from tests.store.weights_place import RUN, Place, Said, command, path_of
 
 

@@ -13,12 +13,16 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from seamlessflow.errors import BadInput  # noqa: E402
-from seamlessflow.weights import merging  # noqa: E402
-from seamlessflow.weights.adapters import AdapterFacts, adapter_config, scale_of, tensor_name  # noqa: E402
-from seamlessflow.weights.floats import from_numbers, to_numbers  # noqa: E402
-from seamlessflow.weights.merging import merge  # noqa: E402
-from seamlessflow.weights.pairing import pairs_of  # noqa: E402
-from seamlessflow.weights.tensorfile import WORD_BYTES, Bits  # noqa: E402
+from seamlessflow.weights import adapters as merging  # noqa: E402
+from seamlessflow.weights.adapters import (  # noqa: E402
+    AdapterFacts,
+    adapter_config,
+    merge,
+    pairs_of,
+    scale_of,
+    tensor_name,
+)
+from seamlessflow.weights.safetensors_file import WORD_BYTES, Bits, from_numbers, to_numbers  # noqa: E402  # noqa: E402
 from tests.store.weights_builders import Tensors, copy, same, tensor  # noqa: E402
 
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}

@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import WeightsHead
 from seamlessflow.contracts.routes import READERS_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.errors import Unavailable
-from seamlessflow.weights import WEIGHTS_FILE, publish_folder, readers, weights_path
-from seamlessflow.weights.collection import Collection
-from seamlessflow.weights.keeping import NEWEST
-from seamlessflow.weights.readers import Reader, read_head, read_readings
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights import WEIGHTS_FILE, publish_folder, reader_leases, weights_path
+from seamlessflow.weights.reader_leases import Reader, read_head, read_readings
+from seamlessflow.weights.retention import NEWEST, Collection
 
 RUN = "demo"
 
@@ -85,14 +84,14 @@ async def test_a_reader_that_fails_or_is_cancelled_lets_go(bus: Bus):
 
 async def test_a_reader_that_died_is_forgotten_and_a_slow_one_is_not(bus: Bus, monkeypatch: pytest.MonkeyPatch):
     """The server counts a lease's time from its last renewal; how long it was held is by the reader's own clock."""
-    monkeypatch.setattr(readers, "LEASE_SECONDS", 1)
+    monkeypatch.setattr(reader_leases, "LEASE_SECONDS", 1)
     head = await move_head(bus, 3)
     with monkeypatch.context() as patched:
-        patched.setattr(readers, "RENEW_SECONDS", 999.0)
+        patched.setattr(reader_leases, "RENEW_SECONDS", 999.0)
         async with Reader(bus, RUN, "dead").lease(head), asyncio.timeout(10):
             while await leased(bus):  # it is not renewed, as if its process were gone
                 await asyncio.sleep(0.05)
-    monkeypatch.setattr(readers, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(reader_leases, "RENEW_SECONDS", 0.2)
     async with Reader(bus, RUN, "slow").lease(head):
         for _ in range(8):
             await asyncio.sleep(0.3)
@@ -103,7 +102,7 @@ async def test_a_reader_that_died_is_forgotten_and_a_slow_one_is_not(bus: Bus, m
 
 async def test_a_lease_outlives_the_server_and_is_renewed_after_it(own_server: EmbeddedServer, monkeypatch):
     """Killed and started again: who collects next sees who reads."""
-    monkeypatch.setattr(readers, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(reader_leases, "RENEW_SECONDS", 0.1)
     bus = await connect(own_server.url, name="readers")
     async with Reader(bus, RUN, "w1").lease(await move_head(bus, 3)):
         own_server.kill()
@@ -142,7 +141,7 @@ async def test_a_server_that_gives_no_lease_keeps_nobody_from_reading(monkeypatc
         return await kv(bucket)
 
     monkeypatch.setattr(bus, "kv", guarded)
-    monkeypatch.setattr(readers, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(reader_leases, "SAY_SECONDS", 0.05)
     reader = Reader(bus, RUN, "w1")
     with capture_logs() as logs:
         for _ in range(3):
@@ -168,7 +167,7 @@ async def test_a_real_server_with_older_permissions_does_not_either(
     nats_binary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made: bool
 ):
     """Whether or not somebody made the bucket already; a word about what was missed is lost, and nothing else."""
-    monkeypatch.setattr(readers, "SAY_SECONDS", 0.3)
+    monkeypatch.setattr(reader_leases, "SAY_SECONDS", 0.3)
     server = EmbeddedServer(tmp_path / "guarded", extra_config=OLD_PERMISSIONS).start()
     places = {user: f"nats://{user}:pw@127.0.0.1:{server.port}" for user in ("admin", "worker")}
     admin = await connect(places["admin"], name="admin")
@@ -181,7 +180,7 @@ async def test_a_real_server_with_older_permissions_does_not_either(
             assert given == head
         await Reader(worker, RUN, "w1").missed(3, "p", "damaged")
 
-    assert not is_made or await read_readings(admin, RUN) == readers.Readings((), ())
+    assert not is_made or await read_readings(admin, RUN) == reader_leases.Readings((), ())
     await worker.close()
     await admin.close()
     server.kill()

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from seamlessflow.weights import (
-    MANIFEST,
-    WEIGHTS_FILE,
-    publish_folder,
-    remove_folder,
-    verifying,
-)
+from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, remove_folder
+from seamlessflow.weights import verify as verifying
 from seamlessflow.weights.delta import encode
-from seamlessflow.weights.digests import tensor_digests
 from seamlessflow.weights.inventory import Listed
-from seamlessflow.weights.manifests import DELTA_FILE, version_facts
+from seamlessflow.weights.manifest import DELTA_FILE, version_facts
+from seamlessflow.weights.safetensors_file import tensor_digests
 from tests.store.small_disk import files_of_at_most
 from tests.store.weights_builders import safetensors, stepped
 from tests.store.weights_place import LINE, RUN, Place, command, path_of, publish, say_published

@@ -14,14 +14,14 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from structlog.testing import capture_logs  # noqa: E402
 
-from seamlessflow.blobs import Store  # noqa: E402
 from seamlessflow.errors import BadInput, Unavailable  # noqa: E402
+from seamlessflow.store.large_payloads import Store  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, weights_path  # noqa: E402
-from seamlessflow.weights.downloads import DiskTrouble  # noqa: E402
-from seamlessflow.weights.fetching import Held, Obtained, fetch_version  # noqa: E402
-from seamlessflow.weights.manifests import DELTA_FILE, StoredFile, VersionManifest, read_manifest  # noqa: E402
-from seamlessflow.weights.routes import Route, routes  # noqa: E402
-from seamlessflow.weights.tensorfile import map_tensors  # noqa: E402
+from seamlessflow.weights.download import DiskTrouble  # noqa: E402
+from seamlessflow.weights.fetch import Held, Obtained, fetch_version  # noqa: E402
+from seamlessflow.weights.fetch_plan import Route, routes  # noqa: E402
+from seamlessflow.weights.manifest import DELTA_FILE, StoredFile, VersionManifest, read_manifest  # noqa: E402
+from seamlessflow.weights.safetensors_file import map_tensors  # noqa: E402
 from tests.store.small_disk import files_of_at_most  # noqa: E402
 from tests.store.weights_builders import Tensors, safetensors, same, stepped, tensor  # noqa: E402
 from tests.store.weights_line import FULL_EVERY, LINE, NEWEST, RUN, publish  # noqa: E402
@@ -313,7 +313,7 @@ def count_reads(store: Store, monkeypatch) -> list[str]:
 
 def test_one_bad_delta_is_read_once_more_and_no_full_file_for_it(filled, fetch, here, monkeypatch):
     """Routes over it are not tried, the small files come first: a newcomer reads one full file, whatever was damaged."""
-    monkeypatch.setattr("seamlessflow.weights.downloads.PAUSES_SECONDS", (0.0,) * 4)
+    monkeypatch.setattr("seamlessflow.weights.download.PAUSES_SECONDS", (0.0,) * 4)
     damage(filled, 4, DELTA_FILE)
     reads = count_reads(filled, monkeypatch)
 

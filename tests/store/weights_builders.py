@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from hypothesis import strategies as st
 
-from seamlessflow.weights.tensorfile import WORD_BYTES, Bits
+from seamlessflow.weights.safetensors_file import WORD_BYTES, Bits
 
 Tensors = dict[str, Bits]
 

@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 
-from seamlessflow.blobs import Store
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.manifests import DELTA_FILE, version_facts
+from seamlessflow.weights.manifest import DELTA_FILE, version_facts
+from seamlessflow.weights.safetensors_file import tensor_digests
 from tests.store.weights_builders import Tensors, safetensors, stepped, tensor
 
 RUN = "demo"

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from typer.testing import CliRunner
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.cli import app
 from seamlessflow.client import Client
 from seamlessflow.codec import pack_record
@@ -19,16 +18,12 @@ from seamlessflow.contracts import RunEnded, WeightsHead, WeightsPublished
 from seamlessflow.contracts.routes import WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime.speaker import Speaker
-from seamlessflow.weights import (
-    WEIGHTS_FILE,
-    model_path,
-    publish_folder,
-    weights_path,
-)
+from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights import WEIGHTS_FILE, model_path, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.manifests import DELTA_FILE, version_facts
+from seamlessflow.weights.manifest import DELTA_FILE, version_facts
+from seamlessflow.weights.safetensors_file import tensor_digests
 from tests.store.weights_builders import Tensors, safetensors, stepped, tensor
 
 RUN = "demo"

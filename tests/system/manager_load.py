@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus, Delivery
 from seamlessflow.codec import decode, unpack_record
 from seamlessflow.contracts import (
@@ -30,11 +29,12 @@ from seamlessflow.contracts import (
     Service,
     TaskSubmitted,
 )
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_trajectory_manager.replay import replay_run
 from seamlessflow_trajectory_manager.replay_comparison import Comparison

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.contracts import Service
 from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Context, make_context

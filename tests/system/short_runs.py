@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from seamlessflow.cli.place import reach
+from seamlessflow.cli.run_location import reach
 from seamlessflow.contracts import (
     Event,
     GenerationClaimed,
@@ -28,7 +28,7 @@ from seamlessflow.contracts import (
     Service,
     StepTaken,
 )
-from seamlessflow.ledger import Ledger
+from seamlessflow.reports.ledger import Ledger
 
 from .conftest import ROOT
 

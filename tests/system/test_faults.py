@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from seamlessflow.cli.interrupt import SAME_SECONDS
+from seamlessflow.cli.shutdown import SAME_SECONDS
 
 from .conftest import ROOT
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.bus.jetstream import JetStreamBus, connect
-from seamlessflow.cli.place import Address, Folder
+from seamlessflow.cli.run_location import Address, Folder
 from seamlessflow.codec import decode, unpack_record
 from seamlessflow.contracts import (
     DeadLetter,
@@ -33,9 +33,9 @@ from seamlessflow.contracts import (
     Service,
     StepTaken,
 )
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import NODES_BUCKET
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 
 from .conftest import environment
 from .short_runs import Journal, short_run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.contracts import Service
 
 from .manager_load import ManagerLoad

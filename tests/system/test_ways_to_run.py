@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from seamlessflow.cli.place import reach
+from seamlessflow.cli.run_location import reach
 from seamlessflow.contracts import DeadLetter, EpisodeEnded, EpisodeStatus, Event, Role, RoleReleased, Service, StepTaken
 
 from .short_runs import HELD_OUT, STEPS, Journal, short_run

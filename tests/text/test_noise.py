@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamlessflow.text.noise import without_noisy_lines
+from seamlessflow.tokenization.volatile_lines import without_noisy_lines
 
 HEADER = "x-anthropic-billing-header: cch=1;"
 

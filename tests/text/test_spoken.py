@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from seamlessflow.text.spoken import BROKEN, Spoken
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.detokenizer import BROKEN, Spoken
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from tests.text.words import BYTES, byte_level
 
 WORDS, SINGLE = byte_level(), byte_level(0)

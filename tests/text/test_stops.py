@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow.text.stops import StopFound, first_stop, num_held
+from seamlessflow.tokenization.stop_strings import StopFound, first_stop, num_held
 
 texts = st.text(alphabet="abc", max_size=20)
 stop_lists = st.lists(st.text(alphabet="abc", max_size=4), max_size=4)

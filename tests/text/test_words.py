@@ -13,8 +13,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, PreTokenizer, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from seamlessflow.models.tiny_tokenizer import make_tiny_tokenizer
-from seamlessflow.text.words import IN_ASCII, WordEncoder
+from seamlessflow.models.tiny import make_tiny_tokenizer
+from seamlessflow.tokenization.tokenizer import IN_ASCII, WordEncoder
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|im|>"]
 EXPRESSIONS = dict(zip(("gpt2", "qwen", "llama3"), IN_ASCII, strict=True))

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from seamlessflow.config.settings import forget_environment
 from seamlessflow.contracts import Service
-from seamlessflow.processes import hide_secrets
 from seamlessflow.runtime import open_context, run_service
-from seamlessflow.settings import forget_environment
+from seamlessflow.runtime.child_processes import hide_secrets
 
 from .config import RunnerSettings
 from .service import AgentRunner

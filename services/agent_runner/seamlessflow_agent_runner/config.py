@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator, model_validator
 
+from seamlessflow.config.node_settings import TagSettings
+from seamlessflow.config.settings import own_node
 from seamlessflow.contracts import Service
-from seamlessflow.device_settings import TagSettings
-from seamlessflow.settings import own_node
 
 
 class RunnerSettings(TagSettings):

@@ -12,11 +12,11 @@ from typing import Any
 import structlog
 
 from seamlessflow.bus.base import Delivery, Subscription
+from seamlessflow.config.run import RunConfig
+from seamlessflow.config.sampling_sections import REPORTED
 from seamlessflow.contracts import EpisodeOpened, Service
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.run_config import RunConfig
-from seamlessflow.run_sections import REPORTED
 from seamlessflow.runtime import Context, keep_alive
 
 from .config import RunnerSettings

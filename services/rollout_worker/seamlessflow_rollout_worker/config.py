@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from seamlessflow.device_settings import DeviceSettings
-from seamlessflow.secrecy import without_password
+from seamlessflow.config.node_settings import DeviceSettings
+from seamlessflow.redaction import without_password
 
 
 class WorkerSettings(DeviceSettings):

@@ -3,7 +3,7 @@
     start ─▶ greedy ─▶ drawn, the same weights published again in the middle ─▶ greedy, again in the middle
           ─▶ other weights ─▶ greedy ─▶ the first ones ─▶ greedy ─▶ stop ─▶ start with the others ─▶ greedy ─▶ the first ones
 
-Both files are JSON (seamlessflow.engine_check.records). What is told there is judged elsewhere; a failure of the engine ends
+Both files are JSON (seamlessflow.engine_check). What is told there is judged elsewhere; a failure of the engine ends
 the process with exit code 2 and the reason on standard error.
 """
 
@@ -20,11 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from seamlessflow.engine_check.process import report_on_order
-from seamlessflow.engine_check.records import EngineOrder, EngineReport, Sampled
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.engine_check import EngineOrder, EngineReport, Sampled, report_on_order
 from seamlessflow.errors import BadInput
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow.weights import WEIGHTS_FILE
 
 from .config import WorkerSettings

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Lease
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 
 from .config import WorkerSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from seamlessflow.config.settings import Settings, own_node
 from seamlessflow.contracts import Service
 from seamlessflow.runtime.presence import GAP_SECONDS
-from seamlessflow.settings import Settings, own_node
 
 
 class SchedulerSettings(Settings):

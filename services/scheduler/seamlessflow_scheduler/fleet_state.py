@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from seamlessflow.config.node_settings import hardware_of
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role, Service
 from seamlessflow.contracts.tags import ROLES
-from seamlessflow.node_hardware import hardware_of
 
 from .policy.base import ROLLOUT, TRAIN, Node, Process
 

@@ -15,6 +15,8 @@ from typing import Any
 import structlog
 
 from seamlessflow.bus.base import Subscription
+from seamlessflow.config.run import RunConfig
+from seamlessflow.config.tag_rules import parse_rule
 from seamlessflow.contracts import (
     BatchReady,
     EpisodeOpened,
@@ -35,13 +37,11 @@ from seamlessflow.contracts import (
     TrainingEnded,
     TrainingEndRequested,
 )
-from seamlessflow.contracts.addresses import message_id_of, subject_filter, subject_filters
 from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.subjects import message_id_of, subject_filter, subject_filters
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import CommitClaim, Context, Settling, publish_rest
-from seamlessflow.tag_rules import parse_rule
 
 from .admission.decisions import Observation, closes, decide, is_full
 from .admission.measurements import MEASURED, Measures

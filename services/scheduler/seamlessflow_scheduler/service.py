@@ -19,12 +19,12 @@ import structlog
 
 from seamlessflow.bus.base import Bus, ConsumerSpec
 from seamlessflow.codec import pack_record, unpack_record
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import Event, Role, RunPhase, RunRequested, RunStarted, RunState, RunStopRequested
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import BUCKETS, CONTROL_CONSUMER, CONTROL_QUEUE, CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET
 from seamlessflow.contracts.streams import control_streams, journal, queue_stream
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, BusClosed, ConfigError, SeamlessFlowError, SequenceMismatch, Unavailable
-from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Context, HandlerTable
 
 from .admission.run_state import holding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamlessflow.device_settings import DeviceSettings
+from seamlessflow.config.node_settings import DeviceSettings
 
 
 class TrainerSettings(DeviceSettings):

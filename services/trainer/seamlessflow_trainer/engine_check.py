@@ -1,7 +1,7 @@
 """``python -m seamlessflow_trainer.engine_check ORDER REPORT``: an optimiser step at learning rate 0 on what an engine sampled.
 
 The learner of training itself, packing and precision included, on tokens as if they had come from a run: so what is measured
-here is what StepTaken calls ``logprob_gap``. Both files are JSON (seamlessflow.engine_check.records).
+here is what StepTaken calls ``logprob_gap``. Both files are JSON (seamlessflow.engine_check).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
-from seamlessflow.engine_check.process import report_on_order
-from seamlessflow.engine_check.records import GapFigures, Sampled, TrainerOrder, TrainerReport
-from seamlessflow.run_config import RunConfig, parse_run_config
+from seamlessflow.config.run import RunConfig, parse_run_config
+from seamlessflow.engine_check import GapFigures, Sampled, TrainerOrder, TrainerReport, report_on_order
 
 from .config import TrainerSettings
 from .data.batch import TrainingBatch

@@ -16,12 +16,12 @@ from contextlib import suppress
 
 import structlog
 
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.codec import unpack_record
-from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import Event, Lease, ResumeRequested, RunEnded, RunHeld
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Superseded
 from seamlessflow.runtime import CommitClaim, Context
 

@@ -6,7 +6,7 @@ import structlog
 
 from seamlessflow.contracts import Service, TrainerStarted, TrainingEnded
 from seamlessflow.runtime import CommitClaim, Context, failure_words, read_commits, stop_run
-from seamlessflow.weights.readers import read_head
+from seamlessflow.weights.reader_leases import read_head
 
 log = structlog.get_logger()
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.checkpoints.commit_history import CommitHistory
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import RunHeld, Service, TrainingEnded
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import CommitClaim, Context, read_commits, read_run
 
 from .config import TrainerSettings

@@ -16,15 +16,15 @@ from pathlib import Path
 import structlog
 import torch
 
-from seamlessflow.ages import VersionSteps
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.checkpoints.commit_history import CommitHistory
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import TrainerStarted, WeightsPublished
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.models import resolve_model
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import CommitClaim, Context, publish_account, read_commits
 from seamlessflow.weights import MANIFEST, model_path, publish_folder
 from seamlessflow.weights.adapters import AdapterFacts
+from seamlessflow.weights.staleness import VersionSteps
 
 from .blocking_work import in_thread, patiently
 from .config import TrainerSettings

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import structlog
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus, Delivery, Stored
 from seamlessflow.codec import encode
 from seamlessflow.contracts import AnswerDelta, CallAnswered, Event, Service
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.runtime import Inbox, Speaker
+from seamlessflow.store.large_payloads import Store
 
 from .trajectory.call_answers import instead_of_unreadable
 

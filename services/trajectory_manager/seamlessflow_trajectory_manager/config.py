@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from seamlessflow.config.settings import Settings, own_node
 from seamlessflow.contracts import Service
-from seamlessflow.settings import Settings, own_node
 
 
 class ManagerSettings(Settings):

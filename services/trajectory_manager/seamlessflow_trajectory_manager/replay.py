@@ -13,15 +13,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
 from seamlessflow.bus.jetstream import connect
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import RunEnded, RunStarted
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import ConfigError, SeamlessFlowError
-from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import fetch_folder, model_path
 
 from .rendering.renderer import load_renderer

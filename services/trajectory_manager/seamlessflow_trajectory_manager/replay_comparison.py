@@ -19,7 +19,7 @@ from seamlessflow.contracts import (
     SamplesReady,
     SegmentSampled,
 )
-from seamlessflow.contracts.addresses import message_id_of
+from seamlessflow.contracts.subjects import message_id_of
 
 from .trajectory.call_answers import instead_of_unreadable
 from .trajectory.manager import ENDED, Manager, NotYet

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import structlog
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, RunStarted, SegmentSampled, Service
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import QUEUE_OF
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, ConfigError, Unavailable
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import fetch_folder, model_path
 
 from .rendering.renderer import Renderer, load_renderer

@@ -12,9 +12,9 @@ import zlib
 import msgpack
 import structlog
 
-from seamlessflow.blobs import Store
 from seamlessflow.contracts import Float32s, Int32s
 from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.store.large_payloads import Store
 
 from .trajectory.tree import ForkCause, Tree, Turn
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from seamlessflow.bus.base import ConsumerSpec, StreamSpec
-from seamlessflow.bus.patience import Patience
-from seamlessflow.bus.standing_pull import PRIORITY_GROUP
-from seamlessflow.bus.wire import NO_RESPONDERS, Wire
 from seamlessflow.errors import ConfigError, Unavailable
+
+from .backoff import Patience
+from .base import ConsumerSpec, StreamSpec
+from .connection import NO_RESPONDERS, Wire
+from .consumer import PRIORITY_GROUP
 
 MAX_CONSUMERS = 20_000
 """Said explicitly: -1 means a hidden 1,000 in nats-server 2.15."""

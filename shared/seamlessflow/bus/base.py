@@ -20,9 +20,12 @@ Two adapters keep these promises and pass one test suite (tests/bus): ``jetstrea
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from seamlessflow.errors import BadInput, MessageTooLarge
 
 MAX_PAYLOAD_BYTES = 1 << 20
 """Largest message, headers included; above it publish raises MessageTooLarge. The server's own limit is higher."""
@@ -247,3 +250,48 @@ class Bus(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+# What a message looks like on the wire, and the one size check; shared by both buses.
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    """The message's own headers, its id, and what it expects to be last."""
+    headers = dict(message.headers)
+    headers["Nats-Msg-Id"] = message.message_id
+    if message.expected_last_seq is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last_seq)
+        if message.expected_subject is not None:
+            headers["Nats-Expected-Last-Subject-Sequence-Subject"] = message.expected_subject
+    return headers
+
+
+def check_size(message: Message, headers: Mapping[str, str]) -> None:
+    """Raises MessageTooLarge. nats-py checks the payload alone, and then the server's refusal closes us for good."""
+    header_bytes = 14 + sum(len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
+    total_bytes = header_bytes + len(message.payload)
+    if total_bytes > MAX_PAYLOAD_BYTES:
+        raise MessageTooLarge(
+            f"{message.message_id} on {message.subject}: {total_bytes} bytes with headers, at most {MAX_PAYLOAD_BYTES} "
+            "fit; nothing was sent. Put large bodies into the blob store."
+        )
+
+
+# Which keys and times to live a bucket takes; shared by both buses, so that neither takes more than the server.
+
+
+_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
+
+
+def checked_key(bucket: str, key: str) -> str:
+    """The key itself. Raises BadInput for one that is no subject suffix."""
+    if not _KEY.fullmatch(key):
+        raise BadInput(f"key {key!r} of bucket {bucket}: letters, digits and -/_= in parts joined by dots are allowed")
+    return key
+
+
+def checked_ttl(key: str, ttl_seconds: int | None) -> int | None:
+    """The time to live itself. Raises BadInput for less than the server's smallest unit, a second."""
+    if ttl_seconds is not None and (ttl_seconds < 1 or int(ttl_seconds) != ttl_seconds):
+        raise BadInput(f"ttl_seconds of {key} is {ttl_seconds}; the server counts whole seconds from 1")
+    return ttl_seconds

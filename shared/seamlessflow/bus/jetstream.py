@@ -19,24 +19,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import structlog
 from nats.aio.client import Client
 
-from seamlessflow.bus.admin import Admin
-from seamlessflow.bus.base import (
-    ConsumerSpec,
-    Handler,
-    KeyValue,
-    Message,
-    Record,
-    Stored,
-    StreamSpec,
-    Subscription,
-)
-from seamlessflow.bus.direct import DirectGet
-from seamlessflow.bus.kv import JetStreamKeyValue
-from seamlessflow.bus.publishing import Publisher
-from seamlessflow.bus.reading import Reader
-from seamlessflow.bus.standing_pull import StandingPull
-from seamlessflow.bus.wire import Incoming, Wire
-from seamlessflow.secrecy import without_password
+from seamlessflow.redaction import without_password
+
+from .admin import Admin
+from .base import ConsumerSpec, Handler, KeyValue, Message, Record, Stored, StreamSpec, Subscription
+from .connection import Incoming, Wire
+from .consumer import StandingPull
+from .kv import JetStreamKeyValue
+from .publish import Publisher
+from .reader import DirectGet, Reader
 
 log = structlog.get_logger()
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import uuid
 
-from seamlessflow.bus.admin import Admin
-from seamlessflow.bus.base import Entry, Message, Record
-from seamlessflow.bus.direct import DirectGet
-from seamlessflow.bus.keys import checked_key, checked_ttl
-from seamlessflow.bus.publishing import Publisher
-from seamlessflow.bus.reading import Reader
 from seamlessflow.errors import ConfigError, SequenceMismatch
+
+from .admin import Admin
+from .base import Entry, Message, Record, checked_key, checked_ttl
+from .publish import Publisher
+from .reader import DirectGet, Reader
 
 DELETE_MARKER_SECONDS = 60
 """A deleted key's marker goes away by itself, so that keys that come and go cost nothing."""

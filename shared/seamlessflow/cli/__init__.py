@@ -7,9 +7,14 @@ from pathlib import Path
 
 import typer
 
-from ..errors import SeamlessFlowError
-from . import checkpoints, doctor, fleet, gantt, inspect, orders, replay, submit, train, up, weights, why
-from .screen import log_to_stderr
+from seamlessflow.errors import SeamlessFlowError
+
+from . import doctor, gantt, node_tags, replay, submit, train, up, why
+from . import nodes as fleet
+from . import status as inspect
+from .checkpoints import checkpoint_commands
+from .console import log_to_stderr
+from .weights import weights_commands
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,13 +30,13 @@ app.command("status")(inspect.status)
 app.command("ledger")(inspect.ledger)
 app.command("nodes")(fleet.nodes)
 app.command("why")(why.why)
-app.command("tag")(orders.tag)
-app.command("untag")(orders.untag)
-app.command("drain")(orders.drain)
+app.command("tag")(node_tags.tag)
+app.command("untag")(node_tags.untag)
+app.command("drain")(node_tags.drain)
 app.command("gantt")(gantt.gantt)
 app.command("replay")(replay.replay)
-app.add_typer(weights.app, name="weights")
-app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(weights_commands.app, name="weights")
+app.add_typer(checkpoint_commands.app, name="checkpoints")
 app.command("doctor")(doctor.doctor)
 
 

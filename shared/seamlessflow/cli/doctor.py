@@ -18,17 +18,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from ..blobs import Store
-from ..bus.server import EmbeddedServer, find_binary
-from ..client import CONNECT_SECONDS, Client
-from ..errors import SeamlessFlowError
-from ..machine import checkout_root
-from ..run_config import load_run_config
-from ..secrecy import without_password
+from seamlessflow.bus.nats_server import EmbeddedServer, find_binary
+from seamlessflow.client import CONNECT_SECONDS, Client
+from seamlessflow.config.run import load_run_config
+from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.local.services import checkout_root
+from seamlessflow.redaction import without_password
+from seamlessflow.store.large_payloads import Store
+
+from .console import make_console
 from .doctor_engine import Wanted, check_engine
 from .options import NatsUrl, StoreUrl
-from .place import given_address
-from .screen import make_console
+from .run_location import given_address
 
 ENGINE = "Self-check of an engine"
 MODEL = "smollm2-135m-instruct"

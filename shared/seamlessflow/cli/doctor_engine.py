@@ -20,13 +20,12 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from seamlessflow.engine_check.judgement import Check, all_right, judge
-from seamlessflow.engine_check.records import EngineOrder, EngineReport, TrainerOrder, TrainerReport
+from seamlessflow.config.run import RunConfig, parse_run_config
+from seamlessflow.engine_check import Check, EngineOrder, EngineReport, TrainerOrder, TrainerReport, all_right, judge
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.last_words import last_words
-from seamlessflow.machine import interpreter_of, python_path
-from seamlessflow.processes import die_with_parent
-from seamlessflow.run_config import RunConfig, parse_run_config
+from seamlessflow.local.services import interpreter_of, python_path
+from seamlessflow.local.supervisor import last_words
+from seamlessflow.runtime.child_processes import die_with_parent
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..client import Client
-from ..contracts.routes import BY_EVENT
-from ..errors import ConfigError
-from ..lanes import READS, Lanes, LanesFold, Shares
-from ..pictures import write_html, write_png
-from ..pictures.rows import Rows, rows_of
-from ..pictures.table import columns_of, duration, percent
+from seamlessflow.client import Client
+from seamlessflow.contracts.routes import BY_EVENT
+from seamlessflow.errors import ConfigError
+from seamlessflow.timeline import READS, Lanes, LanesFold, Shares
+from seamlessflow.timeline.draw import write_html, write_png
+from seamlessflow.timeline.draw.layout import Rows, columns_of, duration, percent, rows_of
+
+from .console import make_console
 from .options import NatsUrl, RunArgument, StoreUrl
-from .place import RUNS, reach
-from .screen import make_console
+from .run_location import RUNS, reach
 from .submit import require_run
 
 NO_USE = tuple(event for event in BY_EVENT if event not in READS)

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
-from ..machine import checkout_root
+from seamlessflow.errors import ConfigError
+from seamlessflow.local.services import checkout_root
+
 from .options import NatsUrl, RunArgument, StoreUrl
-from .place import address_of, stopped_run
+from .run_location import address_of, stopped_run
 
 REPLAYABLE = ("trajectory-manager",)
 

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from ..client import Client
-from ..contracts import TaskSubmitted
-from ..errors import ConfigError
+from seamlessflow.client import Client
+from seamlessflow.contracts import TaskSubmitted
+from seamlessflow.errors import ConfigError
+
 from .options import NatsUrl, RunArgument, StoreUrl
-from .place import reach
+from .run_location import reach
 
 
 def submit(

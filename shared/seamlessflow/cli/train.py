@@ -12,16 +12,16 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from ..client import CONNECT_SECONDS, Client
-from ..contracts.base import RunName
-from ..errors import ConfigError
-from ..run_config import RunConfig, load_run_config
-from .interrupt import EXIT_CODE
-from .job import CONFIG_FILE, Job
+from seamlessflow.client import CONNECT_SECONDS, Client
+from seamlessflow.config.run import RunConfig, load_run_config
+from seamlessflow.contracts.base import RunName
+from seamlessflow.errors import ConfigError
+
+from .console import make_console
 from .options import NatsUrl, Slices, StoreUrl
-from .place import RUNS, Address, Folder, address_of
-from .resume_request import request_resume
-from .screen import make_console
+from .run_location import RUNS, Address, Folder, address_of
+from .run_session import CONFIG_FILE, Job, request_resume
+from .shutdown import EXIT_CODE
 from .up import running_server, running_services
 
 OWN_SERVER_SECONDS = 30.0

@@ -12,18 +12,18 @@ from typing import Annotated, get_args
 import typer
 from rich.console import Console
 
-from ..bus.server import EmbeddedServer
-from ..errors import ConfigError
-from ..machine import Machine, default_slices, interpreter_of, service_children
-from ..run_sections import ModelSection
-from ..secrecy import without_password
-from ..server_keeper import ServerKeeper
-from ..supervisor import Say, Supervisor
-from .checks import check_folder, check_store
-from .interrupt import Interrupt
+from seamlessflow.bus.nats_server import EmbeddedServer, ServerKeeper
+from seamlessflow.config.sampling_sections import ModelSection
+from seamlessflow.errors import ConfigError
+from seamlessflow.local.services import Machine, default_slices, interpreter_of, service_children
+from seamlessflow.local.supervisor import Say, Supervisor
+from seamlessflow.redaction import without_password
+
+from .console import make_console
 from .options import NatsUrl, Slices, StoreUrl
-from .place import RUNS, Address, Folder, given_address
-from .screen import make_console
+from .preflight import check_folder, check_store
+from .run_location import RUNS, Address, Folder, given_address
+from .shutdown import Interrupt
 
 ENGINES: tuple[str, ...] = get_args(ModelSection.model_fields["engine"].annotation)
 

@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from ..bus.base import Record
-from ..client import Client
-from ..contracts import RoleAssigned, RunState, Service
-from .fleet import NodeArgument, one_node, since_words
-from .fleet_view import NodeView
+from seamlessflow.bus.base import Record
+from seamlessflow.client import Client
+from seamlessflow.contracts import RoleAssigned, RunState, Service
+
+from .console import make_console
+from .nodes import NodeArgument, NodeView, one_node, since_words
 from .options import NatsUrl
-from .place import any_address
-from .screen import make_console
+from .run_location import any_address
 
 Assignments = list[tuple[Record, RoleAssigned]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..bus.base import ConsumerSpec, StreamSpec
-from .addresses import tokens_of
+from seamlessflow.bus.base import ConsumerSpec, StreamSpec
+
 from .base import Event, Service
 from .routes import (
     BY_EVENT,
@@ -22,6 +22,7 @@ from .routes import (
     TRAINER,
     WORKER,
 )
+from .subjects import tokens_of
 from .tags import places
 
 

@@ -1,7 +1,7 @@
 """Models to run with: by name, by folder, or from a hub. torch and transformers load on first use, not on import."""
 
-from seamlessflow.models.resolve import resolve_model
-from seamlessflow.models.smollm2 import prepare_smollm2
-from seamlessflow.models.tiny import make_tiny
+from .resolve import resolve_model
+from .smollm2 import prepare_smollm2
+from .tiny import make_tiny
 
 __all__ = ["make_tiny", "prepare_smollm2", "resolve_model"]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 
+from seamlessflow.config.settings import Settings
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.models.checking import check_model
-from seamlessflow.models.resolve import MADE_HERE, resolve_model
-from seamlessflow.settings import Settings
+
+from .model_folder import check_model
+from .resolve import MADE_HERE, resolve_model
 
 
 def main(arguments: list[str]) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.models.folder import is_model_folder
-from seamlessflow.models.smollm2 import prepare_smollm2
-from seamlessflow.models.tiny import make_tiny
+
+from .model_folder import is_model_folder
+from .smollm2 import prepare_smollm2
+from .tiny import make_tiny
 
 TINY_SEED = 0
 MADE_HERE = ("smollm2-135m-instruct", "tiny-calculator")

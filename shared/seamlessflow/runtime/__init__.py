@@ -1,14 +1,15 @@
 """What all five services share: connecting, saying events, handling events, presence, and an orderly end."""
 
-from .commit_claim import CommitClaim, publish_account, publish_rest, read_commits
+from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_account, publish_rest, read_commits
+
 from .context import Context, make_context, open_context
-from .device import DeviceLock
-from .inbox import HandlerTable, Inbox, keep_alive
+from .device_lock import DeviceLock
+from .event_handlers import HandlerTable, Inbox, keep_alive
+from .gc_control import Settling
+from .journal_writer import Speaker
 from .presence import LeaseWatch, Presence, read_lease
-from .runs import failure_words, read_run, stop_run
-from .settling import Settling
-from .speaker import Speaker
-from .starting import run_service
+from .run_document import failure_words, read_run, stop_run
+from .run_service import run_service
 
 __all__ = [
     "CommitClaim", "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Settling", "Speaker",

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 import structlog
 
-from ..blobs import Store
-from ..bus.base import Bus
-from ..bus.jetstream import connect
-from ..contracts import NodeStatus, Service
-from ..contracts.addresses import inbox_prefix
-from ..errors import BusClosed
-from ..secrecy import without_password
-from ..settings import Settings
-from ..store_calls import Limits
-from ..telemetry import configure_logging, serve_metrics
-from .claiming import claim
-from .inbox import Inbox
-from .presence import GOODBYE_SECONDS, Presence
-from .speaker import Speaker
+from seamlessflow.bus.base import Bus
+from seamlessflow.bus.jetstream import connect
+from seamlessflow.config.settings import Settings
+from seamlessflow.contracts import NodeStatus, Service
+from seamlessflow.contracts.subjects import inbox_prefix
+from seamlessflow.errors import BusClosed
+from seamlessflow.redaction import without_password
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.store.timeouts import Limits
+from seamlessflow.telemetry import configure_logging, serve_metrics
+
+from .event_handlers import Inbox
+from .journal_writer import Speaker
+from .presence import GOODBYE_SECONDS, Presence, claim
 
 log = structlog.get_logger()
 

@@ -10,12 +10,18 @@ earlier releases wrote it as "base_sha256".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BadInput
-from .hashing import split_digest
+import numpy as np
+
+from seamlessflow.errors import BadInput
+
+from .delta_codec import Words
+from .digests import num_cores, split_digest
+from .safetensors_file import FLOATS, Bits, Numbers, from_numbers, to_numbers
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
@@ -100,3 +106,126 @@ def tensor_name(parameter: str) -> str:
     """PEFT's name in a file for a parameter ``LAYER.lora_A.NAME.weight`` of a model that has an adapter called NAME."""
     layer, matrix, _, weight = parameter.rsplit(".", 3)
     return f"{PREFIX}{layer}.{matrix}.{weight}"
+
+
+# An adapter's tensors, two for each layer, checked against the base that they are for. Pure.
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two matrices of a layer."""
+
+    weight: str
+    """Name of the base's tensor [out, in] that they are added to."""
+    smaller: Bits
+    """[rank, in]"""
+    larger: Bits
+    """[out, rank]"""
+
+
+def pairs_of(tensors: Mapping[str, Bits], facts: AdapterFacts, base: Mapping[str, Bits], whose: str) -> list[Pair]:
+    """An adapter's tensors, by layer, each checked against the base. Raises BadInput, naming the first that does not fit."""
+    rank, layers = facts.config.get("r"), {_layer_of(name, whose) for name in tensors}
+    if not layers:
+        raise BadInput(f"{whose}: its adapter has no tensors; nothing was loaded")
+    pairs = []
+    for layer in sorted(layers):
+        names = [f"{PREFIX}{layer}{matrix}" for matrix in (SMALLER, LARGER)]
+        if missing := [name for name in names if name not in tensors]:
+            raise BadInput(f"{whose}: its adapter has no tensor {missing[0]}; nothing was loaded")
+        pair = Pair(f"{layer}.weight", *(tensors[name] for name in names))
+        weight = base.get(pair.weight)
+        if weight is None:
+            raise BadInput(f"{whose}: its adapter is for {layer}, which its base has not; nothing was loaded")
+        wanted, found = _shapes(weight, rank), (pair.smaller.shape, pair.larger.shape)
+        dtypes = {weight.dtype, pair.smaller.dtype, pair.larger.dtype}
+        if wanted != found or not dtypes <= set(FLOATS):
+            raise BadInput(
+                f"{whose}: of rank {rank} the matrices of {layer} must be {wanted}, its adapter has {found}, of "
+                f"{', '.join(sorted(dtypes))}; nothing was loaded"
+            )
+        pairs.append(pair)
+    return pairs
+
+
+def _layer_of(name: str, whose: str) -> str:
+    for matrix in (SMALLER, LARGER):
+        if name.startswith(PREFIX) and name.endswith(matrix):
+            return name[len(PREFIX) : -len(matrix)]
+    raise BadInput(f"{whose}: tensor {name} is none of an adapter's, which end in {SMALLER} or {LARGER}; nothing was loaded")
+
+
+def _shapes(weight: Bits, rank: object) -> tuple[object, object]:
+    """Of both matrices. Nothing fits a weight that is no matrix."""
+    if len(weight.shape) != 2:
+        return (), ()
+    return (rank, weight.shape[1]), (weight.shape[0], rank)
+
+
+# A base and an adapter to the weights that an engine loads: weight + scale * B A, rounded once.
+#
+# Sums and products are made in float64, where they are exact or nearly so, and rounded to the dtype that the weight has. So
+# the result does not depend on the order in which a library adds, nor on what was merged before: it starts from the base.
+
+
+CHUNK_VALUES = 1 << 15
+"""Values merged in one go: what is in between stays in a core's own cache."""
+CHUNK_PRODUCTS = 1 << 19
+"""Multiplications in one go, at most. From twice as many on OpenBLAS starts threads of its own beside ours, which wait for each
+other by spinning: measured on a busy machine, twenty times the processor time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A part of a weight, and what is added to it."""
+
+    dtype: str
+    target: Words
+    """[rows, columns], changed in place."""
+    scaled_B: Numbers
+    """[rows, rank]"""
+    A: Numbers
+    """[rank, columns]"""
+
+
+def merge(pairs: Sequence[Pair], scale: float, tensors: Mapping[str, Bits], whose: str) -> None:
+    """Change the base's ``tensors`` in place, on several threads. ``pairs`` fit them (``pairs_of``).
+
+    Raises BadInput, naming the tensor, where a value gets too large for its dtype or is no number; the tensors are neither
+    base nor version then, and must not be used.
+    """
+    with ThreadPoolExecutor(num_cores()) as pool:
+        for pair in pairs:  # one at a time: the pool takes all blocks at once, and each has a part of float64 copies
+            if not all(pool.map(_merge_block, _blocks(pair, scale, tensors))):
+                raise BadInput(
+                    f"{whose}: with its adapter tensor {pair.weight} has values that are NaN or infinite; nothing is loaded"
+                )
+
+
+def _blocks(pair: Pair, scale: float, tensors: Mapping[str, Bits]) -> Iterator[_Block]:
+    weight = tensors[pair.weight]
+    num_rows, num_columns = weight.shape
+    target = weight.words.reshape(num_rows, num_columns)
+    a_RI = to_numbers(pair.smaller.words, pair.smaller.dtype).reshape(pair.smaller.shape)
+    b_OR = scale * to_numbers(pair.larger.words, pair.larger.dtype).reshape(pair.larger.shape)
+    size = max(1, min(CHUNK_VALUES, CHUNK_PRODUCTS // len(a_RI)))
+    width = max(1, min(num_columns, size))
+    height = max(1, size // width)
+    for row in range(0, num_rows, height):
+        rows = slice(row, row + height)
+        for column in range(0, num_columns, width):
+            columns = slice(column, column + width)
+            yield _Block(weight.dtype, target[rows, columns], b_OR[rows], a_RI[:, columns])
+
+
+def _merge_block(block: _Block) -> bool:
+    """Whether all values are finite: only then they are changed."""
+    with np.errstate(invalid="ignore", over="ignore"):  # looked for right here
+        merged = block.scaled_B @ block.A
+        merged += to_numbers(block.target, block.dtype)
+        farthest = np.maximum(merged.max(initial=0.0), -merged.min(initial=0.0)).reshape(1)  # NaN if any value is
+    # Rounding keeps the order: where this one is finite in the weight's dtype, all are.
+    if not np.isfinite(farthest).all() or not np.isfinite(to_numbers(from_numbers(farthest, block.dtype), block.dtype)).all():
+        return False
+    block.target[...] = from_numbers(merged, block.dtype)
+    return True

@@ -20,11 +20,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BadInput
-from .cores import num_cores
-from .gaps import Bytes, decode_positions, encode_positions
-from .steps import Words, decode_values, encode_values
-from .tensorfile import WORD_BYTES, Bits, check_same_layout, header, parse_tensors
+from seamlessflow.errors import BadInput
+
+from .delta_codec import Bytes, Words, decode_positions, decode_values, encode_positions, encode_values
+from .digests import num_cores
+from .safetensors_file import WORD_BYTES, Bits, check_same_layout, header, parse_tensors
 
 FORMAT = "seamlessflow-delta-1"
 CHUNK_VALUES = 1 << 21

@@ -1,36 +1,71 @@
-"""The digest of each tensor: what says whether a version is bit for bit what its writer had."""
+"""Digests of weights: BLAKE3 (why: docs/adr/0021), and SHA-256 of what earlier releases wrote.
+
+A digest names its algorithm: ``blake3:<64 hex digits>``. One without a name is SHA-256.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from ..errors import BadInput
-from .cores import num_cores
-from .hashing import ALGORITHM, digest_of, split_digest
-from .tensorfile import Bits
+from blake3 import blake3
 
+ALGORITHM = "blake3"
+"""Of what we write."""
 
-def tensor_digests(tensors: Mapping[str, Bits]) -> dict[str, str]:
-    """BLAKE3 of each tensor's bytes, on several cores."""
-    return _digests(tensors, {})
-
-
-def check_tensors(tensors: Mapping[str, Bits], wanted: Mapping[str, str], whose: str) -> None:
-    """Raises BadInput, naming the first that differs, unless each tensor has its digest, and there is no other."""
-    found = _digests(tensors, {name: split_digest(digest)[0] for name, digest in wanted.items()})
-    whole = {name: ":".join(split_digest(digest)) for name, digest in wanted.items()}
-    if wrong := sorted(name for name in found.keys() | whole.keys() if found.get(name) != whole.get(name)):
-        raise BadInput(f"{whose}: {len(wrong)} tensors are not what was published, {wrong[0]} the first; nothing was loaded")
+Octets = bytes | memoryview
 
 
-def _digests(tensors: Mapping[str, Bits], algorithms: Mapping[str, str]) -> dict[str, str]:
-    """algorithms: by tensor; of the others, ours."""
+class Hash(Protocol):
+    """What bytes pass through."""
 
-    def digest(name: str) -> str:
-        return digest_of(tensors[name].words.view("u1").data, algorithms.get(name, ALGORITHM))
+    def update(self, data: Octets, /) -> object: ...
 
-    largest_first = sorted(tensors, key=lambda name: -tensors[name].words.nbytes)
-    with ThreadPoolExecutor(num_cores()) as pool:
-        found = dict(zip(largest_first, pool.map(digest, largest_first), strict=True))
-    return {name: found[name] for name in tensors}
+    def hexdigest(self) -> str: ...
+
+
+_MADE_BY: Mapping[str, Callable[[], Hash]] = {ALGORITHM: blake3, "sha256": hashlib.sha256}
+ALGORITHMS = tuple(_MADE_BY)
+_HEX = re.compile("[0-9a-f]{64}")
+
+
+def new_hash(algorithm: str = ALGORITHM) -> Hash:
+    """One that nothing has passed yet."""
+    return _MADE_BY[algorithm]()
+
+
+def hex_of(content: Octets, algorithm: str = ALGORITHM) -> str:
+    """64 hex digits."""
+    made = new_hash(algorithm)
+    made.update(content)
+    return made.hexdigest()
+
+
+def digest_of(content: Octets, algorithm: str = ALGORITHM) -> str:
+    """With its algorithm's name."""
+    return f"{algorithm}:{hex_of(content, algorithm)}"
+
+
+def split_digest(digest: object) -> tuple[str, str]:
+    """Algorithm and hex digits of a digest. Raises ValueError for what is none: the digits may name a folder."""
+    name, _, digits = str(digest).rpartition(":")
+    algorithm = name or "sha256"
+    if not isinstance(digest, str) or algorithm not in _MADE_BY or not _HEX.fullmatch(digits):
+        raise ValueError(f"the digest {digest!r}; known are {', '.join(f'{each}:<64 hex digits>' for each in ALGORITHMS)}")
+    return algorithm, digits
+
+
+# How many threads work on weights at a time.
+
+
+MOST_THREADS = 16
+"""More do not help: memory is the limit by then, and others live on the machine."""
+
+
+def num_cores() -> int:
+    """The cores this process may use, as a container or its starter bound it; not all that the machine has."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not there: no Linux
+    return min(bound, MOST_THREADS)

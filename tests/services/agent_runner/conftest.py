@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import encode, pack_record
+from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import (
     AnswerDelta,
     AnswerTokens,
@@ -31,7 +31,6 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, queue_stream, run_consumers, run_streams
-from seamlessflow.run_config import RunConfig, parse_run_config
 from seamlessflow.runtime import Context, make_context
 from seamlessflow_agent_runner.config import RunnerSettings
 from seamlessflow_agent_runner.gateway.call_requests import CallDesk

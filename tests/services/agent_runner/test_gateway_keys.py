@@ -10,8 +10,8 @@ import pytest
 import structlog
 
 from seamlessflow import telemetry
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import Service
-from seamlessflow.settings import Settings
 from seamlessflow_agent_runner.gateway.http_server import Gateway
 from seamlessflow_agent_runner.gateway.previous_responses import Memory
 from seamlessflow_agent_runner.gateway.sessions import Sessions

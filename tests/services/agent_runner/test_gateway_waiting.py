@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow_agent_runner.gateway import answer_wait
 from tests.services.agent_runner.spoken_turns import held
 

@@ -10,8 +10,8 @@ import anthropic
 import openai
 import pytest
 
+from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import CallError
-from seamlessflow.run_sections import AgentSection
 from seamlessflow_agent_runner.episodes.agent_launch import launch_of
 from seamlessflow_trajectory_manager.trajectory.call_answers import too_long
 from seamlessflow_trajectory_manager.trajectory.message_identity import identity_of

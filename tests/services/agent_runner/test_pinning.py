@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from seamlessflow.config.run import WeightsSection
 from seamlessflow.contracts import CallRequested, EpisodeOrigin, EpisodeStatus, Sampling, WeightsLoaded, WeightsPublished
 from seamlessflow.errors import Unavailable
-from seamlessflow.run_config import WeightsSection
 from seamlessflow_agent_runner.episodes.pinned_version import Pin, Pinning
 from tests.services.agent_runner.conftest import config_of, echo
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deploy.demo.calculator import calc
 from deploy.demo.verifiers import last_number
+from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import EpisodeStatus
-from seamlessflow.run_sections import AgentSection
 from seamlessflow_agent_runner.episodes.agent_launch import verdict_of
 from seamlessflow_agent_runner.episodes.verifier_process import judged
 from seamlessflow_agent_runner.processes.agent_process import Cause, Ending

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from seamlessflow.contracts import EpisodeStarted, EpisodeStatus, RunEnded, TaskSubmitted
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow_agent_runner.external import episode_queue
 from tests.services.agent_runner.elsewhere import RUN, Gateway, external, member, num_delivered
 

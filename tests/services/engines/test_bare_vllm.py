@@ -13,8 +13,8 @@ import psutil
 
 from loadtest.gateway_child import Child
 from loadtest.run_rig import interpreter_environment, run_document
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.models import make_tiny
-from seamlessflow.run_config import parse_run_config
 
 pytestmark = pytest.mark.vllm
 

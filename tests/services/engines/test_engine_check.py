@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.cli.doctor_engine import Wanted, document_of
-from seamlessflow.engine_check.judgement import judge
-from seamlessflow.engine_check.records import EngineOrder, EngineReport, TrainerOrder
+from seamlessflow.engine_check import EngineOrder, EngineReport, TrainerOrder, judge
 from seamlessflow.errors import BadInput
 from seamlessflow_rollout_worker import engine_check as rollout
 from seamlessflow_rollout_worker.engines.base import Chunk, SamplingParams

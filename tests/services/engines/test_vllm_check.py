@@ -17,10 +17,9 @@ import psutil
 
 from seamlessflow.cli.doctor_engine import PROMPT as CHAT
 from seamlessflow.cli.doctor_engine import QUESTIONS, Wanted, document_of
-from seamlessflow.engine_check.judgement import SAME_WITHIN, likeness
-from seamlessflow.engine_check.records import EngineOrder
+from seamlessflow.config.settings import Settings
+from seamlessflow.engine_check import SAME_WITHIN, EngineOrder, likeness
 from seamlessflow.models import resolve_model
-from seamlessflow.settings import Settings
 from seamlessflow_rollout_worker import engine_check as rollout
 from seamlessflow_rollout_worker.engines.base import EngineError
 from seamlessflow_rollout_worker.engines.factory import dtype_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow.runtime import inbox as runtime_inbox
+from seamlessflow.runtime import event_handlers as runtime_inbox
 from seamlessflow_rollout_worker.engines.base import EngineError
 from seamlessflow_rollout_worker.weights import update_deadlines
 from seamlessflow_rollout_worker.weights import updater as weights_module

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import save, save_file
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import RunStarted, Sampling, SegmentSampled, Service, WeightsPublished
 from seamlessflow.contracts.streams import generation_consumer, queue_stream, run_consumers, run_streams
-from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import make_context
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow_rollout_worker.config import WorkerSettings

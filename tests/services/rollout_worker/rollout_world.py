@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.jetstream import JetStreamBus
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import decode, pack_record, to_message
 from seamlessflow.contracts import (
     CallAbandoned,
@@ -44,11 +42,11 @@ from seamlessflow.contracts.routes import LEASES_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context, make_context
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.manifests import DELTA_FILE, version_facts
-from seamlessflow.weights.tensorfile import parse_tensors
+from seamlessflow.weights.manifest import DELTA_FILE, version_facts
+from seamlessflow.weights.safetensors_file import parse_tensors, tensor_digests
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import Chunk, EngineError, Finish, SamplingParams
 from seamlessflow_rollout_worker.generations.generation_state import Pace

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.errors import BadInput
-from seamlessflow.run_config import parse_run_config
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.factory import build_engine, dtype_of
 from seamlessflow_rollout_worker.engines.vllm.engine import VllmEngine

@@ -10,7 +10,7 @@ import pytest
 
 from seamlessflow.contracts import GenerationClaimed, Role, SegmentSampled, WeightsLoaded, claim_of
 from seamlessflow.errors import SeamlessFlowError, Unavailable
-from seamlessflow.runtime import inbox as runtime_inbox
+from seamlessflow.runtime import event_handlers as runtime_inbox
 from seamlessflow_rollout_worker.engines.base import EngineError
 from seamlessflow_rollout_worker.engines.two_version_engine import TwoVersions
 from seamlessflow_rollout_worker.generations import delivery_handler as sampling_module

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from seamlessflow.blobs import Store
 from seamlessflow.contracts import WeightsHead
+from seamlessflow.store.large_payloads import Store
 from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from tests.store.weights_line import LINE, RUN, publish
 

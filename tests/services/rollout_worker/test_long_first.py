@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.bus.base import Bus, Delivery, Message
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.contracts import Lease, Role, Service
 from seamlessflow.contracts.streams import queue_stream, run_consumers, run_streams
 from seamlessflow_rollout_worker.generations.pulls import (

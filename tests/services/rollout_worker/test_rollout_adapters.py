@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from seamlessflow.contracts import WeightsLoaded
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts, adapter_config, base_path
-from seamlessflow.weights.hashing import digest_of
-from seamlessflow.weights.manifests import version_facts
+from seamlessflow.weights.digests import digest_of
+from seamlessflow.weights.manifest import version_facts
 from tests.services.rollout_worker.rollout_world import NODE, RUN, Worker, World
 
 BASE = save({"up.weight": torch.tensor([[1.0, 2.0]]), "norm.weight": torch.tensor([5.0])})

@@ -91,7 +91,7 @@ async def test_a_dead_workers_generation_goes_on_with_the_remaining_budget(world
 
 async def test_a_zombies_append_is_refused_and_dropped_in_silence(world: World, monkeypatch):
     """Who was presumed dead writes nothing more, and neither acks, naks nor ends what is another's now."""
-    monkeypatch.setattr("seamlessflow.runtime.inbox.PROGRESS_SECONDS", 60.0)  # the zombie's pings do not arrive
+    monkeypatch.setattr("seamlessflow.runtime.event_handlers.PROGRESS_SECONDS", 60.0)  # the zombie's pings do not arrive
     await world.open_run(ack_wait_seconds=0.3)
     await world.publish_model()
     await world.publish_weights(0)

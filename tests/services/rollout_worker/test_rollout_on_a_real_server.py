@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.contracts import GenerationClaimed, GenerationFinish
 from tests.services.rollout_worker.rollout_world import NODE, RUN, World
 

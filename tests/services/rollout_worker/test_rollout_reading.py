@@ -8,8 +8,8 @@ import pytest
 
 from seamlessflow.contracts import Role, WeightsReading
 from seamlessflow.weights import MANIFEST, weights_path
-from seamlessflow.weights.manifests import DELTA_FILE
-from seamlessflow.weights.readers import read_readings
+from seamlessflow.weights.manifest import DELTA_FILE
+from seamlessflow.weights.reader_leases import read_readings
 from seamlessflow_rollout_worker.weights import store_reader as first_weights_module
 from seamlessflow_rollout_worker.weights import update_deadlines
 from seamlessflow_rollout_worker.weights.local_versions import LocalVersions

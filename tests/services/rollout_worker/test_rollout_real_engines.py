@@ -11,7 +11,7 @@ from safetensors.torch import save
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import Int32s, Sampling, SegmentSampled, Service
 from seamlessflow.runtime import make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import GenerationRequested, Int32s, RunStopRequested, Sampling, SegmentSampled, Service
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import CONTROL_STREAM, control_streams
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import ConfigError
 from seamlessflow.runtime import make_context
 from seamlessflow.weights import model_path, publish_folder, weights_path
@@ -161,7 +161,7 @@ async def test_options_that_cannot_be_used_are_named(
     options: dict[str, object], urls: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     """Before any server is asked."""
-    from seamlessflow.run_config import RunConfig
+    from seamlessflow.config.run import RunConfig
 
     document = {
         "model": {"name": "tiny", "engine": "remote", "engine_options": options},

@@ -13,9 +13,9 @@ from seamlessflow.contracts import (
     SegmentSampled,
     WeightsLoaded,
 )
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import control_streams
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import DeviceLock
 from seamlessflow_rollout_worker.engines.base import EngineError

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save
 from structlog.testing import capture_logs
 
-from seamlessflow import object_store
-from seamlessflow.blobs import Store
 from seamlessflow.contracts import SegmentSampled, WeightsHead
 from seamlessflow.errors import Unavailable
-from seamlessflow.weights import WEIGHTS_FILE, downloads, publish_folder, weights_path
-from seamlessflow.weights.readers import read_readings
+from seamlessflow.store import object_store
+from seamlessflow.store.large_payloads import Store
+from seamlessflow.weights import WEIGHTS_FILE, download, publish_folder, weights_path
+from seamlessflow.weights.reader_leases import read_readings
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.weights.local_versions import PARTS, LocalVersions
 from tests.services.rollout_worker import rollout_world
@@ -38,7 +38,7 @@ def far(world: World, impatient_proxy: FaultProxy, s3_url: str, monkeypatch) -> 
     monkeypatch.setenv("SEAMLESSFLOW_STORE_CALL_SECONDS", "1.0")
     monkeypatch.setattr(object_store, "MOST_READ_BYTES", 0)
     monkeypatch.setattr(rollout_world, "WorkerSettings", lambda **given: WorkerSettings(**given | {"fetch_seconds": 60.0}))
-    monkeypatch.setattr(downloads, "PAUSES_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(download, "PAUSES_SECONDS", (0.01, 0.02))
     world.store = Store(s3_url)
     return world
 
@@ -148,7 +148,7 @@ async def test_a_head_that_goes_back_loads_nothing(world: World):
 @pytest.mark.usefixtures("another_disk")
 def test_a_worker_that_starts_again_goes_on_with_what_it_had_fetched(tmp_path, monkeypatch):
     """Cut off in the middle, killed, begun again in the same folder: only the rest is read; at the end no part is left."""
-    monkeypatch.setattr(downloads, "PAUSES_SECONDS", ())
+    monkeypatch.setattr(download, "PAUSES_SECONDS", ())
     store = Flaky(f"file://{tmp_path}/store")
     path = publish(store, 7, num_values=1000)
     head, root = WeightsHead(weights_version=7, step=0, path=path, epoch=0), tmp_path / "work"
@@ -181,7 +181,7 @@ def test_a_disk_without_room_for_a_folder_is_to_blame(tmp_path, monkeypatch):
     head = WeightsHead(weights_version=0, step=0, path=publish(store, 0), epoch=0)
     monkeypatch.setattr(Path, "mkdir", full)
 
-    with pytest.raises(downloads.DiskTrouble, match="No space left on device; nothing was fetched"):
+    with pytest.raises(download.DiskTrouble, match="No space left on device; nothing was fetched"):
         LocalVersions(store, RUN, tmp_path / "work").fetch(head)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import Float32s, GenerationClaimed, GenerationFinish, GenerationRequested, Int32s, SegmentSampled
 from seamlessflow_rollout_worker.generations.abandonment import Interest, Interests
 from seamlessflow_rollout_worker.generations.generation_state import Pace

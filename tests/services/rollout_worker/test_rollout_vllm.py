@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.contracts import (
     GenerationClaimed,
     GenerationFinish,

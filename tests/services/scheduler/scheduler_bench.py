@@ -11,10 +11,9 @@ from typing import Any
 
 from scheduler_world import RUN, Agents, Trainer, document, tasks
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import pack_record, unpack_record
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import (
     Event,
     Lease,
@@ -29,8 +28,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import LEASES_BUCKET, NODES_BUCKET, RUNS_BUCKET
 from seamlessflow.contracts.streams import control_streams, journal
-from seamlessflow.run_config import parse_run_config
 from seamlessflow.runtime import Context, Speaker, make_context
+from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.config import SchedulerSettings
 from seamlessflow_scheduler.leadership import LEADER_KEY
 from seamlessflow_scheduler.service import Scheduler

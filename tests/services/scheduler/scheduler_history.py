@@ -6,7 +6,7 @@ from scheduler_bench import Bench
 from scheduler_world import RUN
 
 from seamlessflow.contracts import GroupAdmitted, GroupDropped, RoleAssigned, RunStarted, StepTaken
-from seamlessflow.ledger import Ledger
+from seamlessflow.reports.ledger import Ledger
 
 
 async def check_the_history(bench: Bench, run: str = RUN) -> None:

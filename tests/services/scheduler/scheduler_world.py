@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import (
     BatchReady,
     DropReason,
@@ -35,8 +36,7 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
     is_final,
 )
-from seamlessflow.contracts.addresses import address
-from seamlessflow.run_config import RunConfig, parse_run_config
+from seamlessflow.contracts.subjects import address
 
 RUN = "r1"
 

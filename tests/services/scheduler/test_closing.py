@@ -16,9 +16,8 @@ from rhythm_builders import kinds, told
 from scheduler_bench import Bench, until
 from scheduler_world import RUN, config, tasks
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import (
     EpisodeOpened,
     EpisodeTokens,
@@ -41,6 +40,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim
+from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.admission.decisions import Observation, admission_bound, decide
 from seamlessflow_scheduler.admission.run_state import Progress
 from seamlessflow_scheduler.run import Conductor

@@ -2,16 +2,16 @@
 
 import asyncio
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Message, Stored
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.client import Client
 from seamlessflow.codec import unpack_record
 from seamlessflow.contracts import Lease, Role, RoleAssigned
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import control_streams, run_streams
-from seamlessflow.runtime.speaker import Speaker
+from seamlessflow.contracts.subjects import subject_filter
+from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler import leases as role_words
 from seamlessflow_scheduler.leases import LeaseBook
 from seamlessflow_scheduler.policy import Assignment

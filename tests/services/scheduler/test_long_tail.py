@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rhythm_builders import ended, told
 
+from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import (
     DropReason,
     EpisodeEnded,
@@ -25,7 +26,6 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.tags import is_long, long_tag, needed_tag
 from seamlessflow.errors import ConfigError
-from seamlessflow.run_config import RunConfig, parse_run_config
 from seamlessflow_scheduler.admission.decisions import decide
 from seamlessflow_scheduler.admission.length_estimate import Lengths
 from seamlessflow_scheduler.admission.measurements import Measures

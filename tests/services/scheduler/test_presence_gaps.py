@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import NodeStatus
 from seamlessflow.runtime import Presence, presence
 

@@ -21,7 +21,7 @@ from seamlessflow.contracts import (
     TasksEnded,
     TrainingEndRequested,
 )
-from seamlessflow.ledger import Ledger
+from seamlessflow.reports.ledger import Ledger
 from seamlessflow_scheduler.admission.decisions import admission_bound, decide
 from seamlessflow_scheduler.admission.run_state import Progress
 

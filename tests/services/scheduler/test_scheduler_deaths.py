@@ -10,7 +10,7 @@ from scheduler_history import check_the_history
 from scheduler_world import RUN, tasks
 
 from seamlessflow.bus.base import Record
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import EpisodeOpened, Role, RunPhase, RunStarted, RunState
 from seamlessflow.contracts.routes import LEASES_BUCKET, RUNS_BUCKET

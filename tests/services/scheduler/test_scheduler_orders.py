@@ -9,7 +9,7 @@ import types
 from scheduler_bench import MACHINE, TRAINER, WORKER, Bench, until
 from scheduler_world import RUN, task
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import EpisodeOpened, NodeOrder, NodeStatus, Role, RoleAssigned, Service
 from seamlessflow.contracts.fleet import CONFLICT

@@ -11,7 +11,7 @@ from scheduler_bench import ROUNDS, Bench, until
 from scheduler_history import check_the_history
 from scheduler_world import RUN, Agents, config
 
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import (
     EpisodeOpened,
     EvaluationEnded,

@@ -10,10 +10,10 @@ from scheduler_history import check_the_history
 from scheduler_world import RUN, tasks
 
 from seamlessflow.bus.base import Message, Stored
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import BatchReady, EpisodeOpened, GroupAdmitted, Role, RunPhase, TrainerStarted
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import Unavailable
 from seamlessflow_scheduler import service
 

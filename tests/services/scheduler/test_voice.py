@@ -16,7 +16,7 @@ from scheduler_bench import Bench, until
 from scheduler_world import RUN, Journal, config, tasks
 
 from seamlessflow.bus.base import Message, Stored
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import (
     BatchReady,
     EpisodeOpened,
@@ -27,8 +27,8 @@ from seamlessflow.contracts import (
     StepTaken,
     TrainerStarted,
 )
-from seamlessflow.contracts.addresses import message_id_of
 from seamlessflow.contracts.streams import control_streams
+from seamlessflow.contracts.subjects import message_id_of
 from seamlessflow.errors import Unavailable
 from seamlessflow.runtime import Context, make_context
 from seamlessflow_scheduler.admission.decisions import NOTHING, decide

@@ -17,11 +17,10 @@ from typing import Any, Protocol
 
 from virtual_time import wait_inline
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Delivery, Entry, Handler, KeyValue, Message, Record, Stored, Subscription
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.errors import SequenceMismatch, Unavailable
+from seamlessflow.store.large_payloads import Store
 
 
 class Fault(Enum):

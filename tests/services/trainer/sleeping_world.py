@@ -24,6 +24,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
+import seamlessflow.bus.memory_log
 import structlog
 from sleeping_lives import Fault, Life, LifeBus, LifeStore, Misfortune
 from sleeping_plans import Plan
@@ -31,13 +32,11 @@ from three_numbers import ThreeNumbers
 from trainer_world import RUN, samples_ready
 from virtual_time import Stuck, VirtualTimeLoop, threads_inline
 
-import seamlessflow.bus.memory_log
 import seamlessflow.runtime.context
 import seamlessflow_trainer.service
 from seamlessflow.bus.base import Message, Stored
-from seamlessflow.bus.memory_kv import MemoryBucket
-from seamlessflow.bus.memory_server import MemoryServer
-from seamlessflow.bus.subjects import matches
+from seamlessflow.bus.memory.bus import MemoryServer
+from seamlessflow.bus.memory.stream import MemoryBucket
 from seamlessflow.codec import decode, pack_record, to_message
 from seamlessflow.contracts import (
     DropReason,
@@ -60,6 +59,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.subjects import matches
 from seamlessflow.errors import Superseded
 from seamlessflow.runtime import CommitClaim, Speaker, make_context, publish_rest, read_commits
 from seamlessflow_trainer.config import TrainerSettings

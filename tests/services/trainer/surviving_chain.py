@@ -9,7 +9,7 @@ from safetensors.torch import load
 from sleeping_world import KEEP, Outcome, closed_groups
 from three_numbers import trained_groups
 
-from seamlessflow.commit_history import Claimed
+from seamlessflow.checkpoints.commit_history import Claimed
 from seamlessflow.contracts import (
     Event,
     GroupDropped,
@@ -19,10 +19,10 @@ from seamlessflow.contracts import (
     TrainingEnded,
     WeightsPublished,
 )
-from seamlessflow.ledger import Ledger
+from seamlessflow.reports.ledger import Ledger
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE
-from seamlessflow.weights.hashing import hex_of
-from seamlessflow.weights.stored import stored_file
+from seamlessflow.weights.digests import hex_of
+from seamlessflow.weights.stored_file import stored_file
 
 
 def violations(outcome: Outcome) -> list[str]:

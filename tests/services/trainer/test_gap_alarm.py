@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainer_world import RUN, World, by_index, run_document, samples_ready
 
-from seamlessflow.ages import VersionSteps
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import (
     Float32s,
     GenerationClaimed,
@@ -24,9 +25,8 @@ from seamlessflow.contracts import (
     TrainerStarted,
     WeightsLoaded,
 )
-from seamlessflow.fidelity import GAP, GAP_ALARM, GAP_LIMIT
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.run_training_sections import AlgorithmSection
+from seamlessflow.logprob_gap import GAP, GAP_ALARM, GAP_LIMIT
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.data.batch import joined, make_batch
 from seamlessflow_trainer.data.groups import Group
 from seamlessflow_trainer.learner.model_loading import load_learner

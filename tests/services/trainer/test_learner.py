@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_world import VOCABULARY, make_tiny_llama, run_document, samples_ready
 
-from seamlessflow.ages import VersionSteps
+from seamlessflow.config.run import parse_run_config
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput
-from seamlessflow.run_config import parse_run_config
-from seamlessflow.run_training_sections import AlgorithmSection
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.data.batch import TrainingBatch, make_batch
 from seamlessflow_trainer.data.groups import Group
 from seamlessflow_trainer.learner.learner import Abandoned, Learner, NotFinite, learning_rate_at

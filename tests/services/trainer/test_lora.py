@@ -13,14 +13,14 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 from trainer_world import RUN, VOCABULARY, make_tiny_llama, run_document, samples_ready
 
-from seamlessflow.ages import VersionSteps
-from seamlessflow.blobs import Store
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.run_config import parse_run_config
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
-from seamlessflow.weights.fetching import fetch_version
+from seamlessflow.weights.fetch import fetch_version
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.data.batch import TrainingBatch, make_batch
 from seamlessflow_trainer.data.groups import Group
 from seamlessflow_trainer.learner import model_loading

@@ -11,20 +11,20 @@ import torch
 from test_trainer_versions import Weights
 from trainer_world import RUN, World, by_index, run_document
 
-from seamlessflow.ages import VersionSteps
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import Role, RunStopRequested, TrainerStarted, WeightsHead, WeightsPublished
 from seamlessflow.contracts.routes import READERS_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import BadInput, Refused, Unavailable
 from seamlessflow.runtime import CommitClaim, Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions
-from seamlessflow.weights.manifests import DELTA_FILE
-from seamlessflow.weights.readers import read_head
+from seamlessflow.weights.manifest import DELTA_FILE
+from seamlessflow.weights.reader_leases import read_head
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer import blocking_work
 from seamlessflow_trainer.learner.learner import Learner
 from seamlessflow_trainer.weights import publisher as publishing

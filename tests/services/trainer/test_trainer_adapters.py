@@ -14,7 +14,7 @@ from trainer_world import RUN, World, by_index, make_tiny_llama, run_document
 from seamlessflow.contracts import Role, RunStopRequested, StepTaken, TrainerStarted, TrainingEnded, WeightsPublished
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE
-from seamlessflow.weights.manifests import read_manifest
+from seamlessflow.weights.manifest import read_manifest
 
 
 def lora_document(model: Path, lora: dict[str, Any] | None = None, **algorithm: object) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from seamlessflow.blobs import Store
 from seamlessflow.errors import BadInput, Unavailable
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder
 from seamlessflow.weights.adapters import AdapterFacts
-from seamlessflow.weights.fetching import fetch_version
-from seamlessflow.weights.hashing import split_digest
-from seamlessflow.weights.manifests import read_manifest
-from seamlessflow.weights.tensorfile import map_tensors
+from seamlessflow.weights.digests import split_digest
+from seamlessflow.weights.fetch import fetch_version
+from seamlessflow.weights.manifest import read_manifest
+from seamlessflow.weights.safetensors_file import map_tensors
 from seamlessflow_trainer.steps.checkpoints import CheckpointStore
 from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
 from tests.store.earlier_store import BASE, FULL, LAYER, LORA, earlier_store, path_of

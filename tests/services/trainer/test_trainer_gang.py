@@ -24,14 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainer_world import NODE, RUN, World, by_index
 
-from seamlessflow.blobs import Store
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Event, Lease, Role, RoleReleased, RoleTaken, StepTaken, TrainerStarted, WeightsPublished
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import Unavailable
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import DeviceLock, Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow_trainer import device_turn
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.data.batch import TrainingBatch

@@ -17,9 +17,8 @@ import pytest
 from trainer_accounts import feed
 from trainer_world import RUN, World
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Message
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import (
     DropReason,
     EpisodeTokens,
@@ -37,10 +36,11 @@ from seamlessflow.contracts import (
     TrainerStarted,
     TrainingEnded,
 )
-from seamlessflow.contracts.addresses import subject_filter, subject_of
 from seamlessflow.contracts.routes import CONTROL_STREAM
+from seamlessflow.contracts.subjects import subject_filter, subject_of
 from seamlessflow.errors import BadInput, Damaged, Superseded
 from seamlessflow.runtime import CommitClaim, read_commits
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, publish_folder
 from seamlessflow_trainer.steps import checkpoints
 from seamlessflow_trainer.steps.checkpoints import BARRIER, BARRIER_WORDS, CheckpointStore

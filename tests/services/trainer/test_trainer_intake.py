@@ -11,7 +11,7 @@ from trainer_world import RUN, VOCABULARY, samples_ready
 
 from seamlessflow.bus.base import Delivery
 from seamlessflow.contracts import DropReason, Event, Float32s, GroupDropped, Int32s, Sample, SamplesReady, TrainingEndRequested
-from seamlessflow.contracts.addresses import subject_of
+from seamlessflow.contracts.subjects import subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
 from seamlessflow_trainer.data.groups import GroupBook
 from seamlessflow_trainer.data.sample_queue import Intake

@@ -20,8 +20,8 @@ from trainer_accounts import feed
 from trainer_world import ACK_WAIT_SECONDS, RUN, DyingBus, World
 
 from seamlessflow.bus.base import Message, Stored
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.codec import pack_record
-from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
     Event,
     GroupDropped,

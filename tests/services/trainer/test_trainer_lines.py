@@ -17,7 +17,7 @@ from test_trainer_gang import is_free, until
 from trainer_accounts import feed
 from trainer_world import NODE, RUN, World
 
-from seamlessflow.bus import memory_log
+from seamlessflow.bus.memory import stream
 from seamlessflow.contracts import Role, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, TrainingEnded
 from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim, DeviceLock
@@ -141,11 +141,11 @@ async def test_processes_that_take_a_run_from_each_other_wait_longer_each_time(m
 async def test_old_claims_make_no_process_wait(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was resumed many times is not contended for: only the server's last minute counts."""
     world = await make_world()
-    real = memory_log.time.time
-    monkeypatch.setattr(memory_log.time, "time", lambda: real() - incarnations.CONTENTION_SECONDS - 1)
+    real = stream.time.time
+    monkeypatch.setattr(stream.time, "time", lambda: real() - incarnations.CONTENTION_SECONDS - 1)
     for _ in range(5):
         await claim_of(world).take()
-    monkeypatch.setattr(memory_log.time, "time", real)
+    monkeypatch.setattr(stream.time, "time", real)
     await claim_of(world).take()
 
     assert await pause_seconds(claim_of(world)) == 0

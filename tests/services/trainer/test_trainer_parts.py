@@ -27,7 +27,7 @@ from test_learner import a_learner, random_sample
 from trainer_accounts import until_all_is_acknowledged
 from trainer_world import RUN, VOCABULARY, World, by_index, run_document, samples_ready
 
-from seamlessflow.ages import VersionSteps
+from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import (
     BatchReady,
     GroupDropped,
@@ -39,7 +39,7 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
 )
 from seamlessflow.errors import ConfigError
-from seamlessflow.run_config import parse_run_config
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.data.batch import Feed, TrainingBatch, joined, make_batch
 from seamlessflow_trainer.data.groups import Group
 from seamlessflow_trainer.learner.learner import Abandoned

@@ -22,9 +22,9 @@ from trainer_accounts import feed
 from trainer_world import NODE, RUN, World, run_document
 
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.codec import pack_record
-from seamlessflow.commit_history import CommitHistory
 from seamlessflow.contracts import (
     BatchReady,
     Event,
@@ -39,8 +39,8 @@ from seamlessflow.contracts import (
     TrainingEnded,
     WeightsPublished,
 )
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import BUCKETS, CONTROL_STREAM, HINT_POKE, LEASES_BUCKET
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow_trainer.steps.checkpoints import BARRIER_WORDS
 
 pytestmark = pytest.mark.system

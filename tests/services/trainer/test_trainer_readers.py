@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from seamlessflow.cli import app
 from seamlessflow.contracts import Role, StepTaken, TrainerStarted, TrainingEnded, TrainingEndRequested, WeightsPublished
 from seamlessflow.weights import WEIGHTS_FILE
-from seamlessflow.weights.fetching import fetch_version
-from seamlessflow.weights.keeping import NEWEST
-from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
-from seamlessflow.weights.readers import Reader
+from seamlessflow.weights.fetch import fetch_version
+from seamlessflow.weights.manifest import DELTA_FILE, read_manifest
+from seamlessflow.weights.reader_leases import Reader
+from seamlessflow.weights.retention import NEWEST
 from seamlessflow_trainer.steps import train_step
 from seamlessflow_trainer.weights import publisher
 

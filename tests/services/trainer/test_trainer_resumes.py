@@ -20,8 +20,8 @@ from seamlessflow.contracts import (
     TrainingEnded,
     WeightsPublished,
 )
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import CONTROL_STREAM
+from seamlessflow.contracts.subjects import subject_filter
 
 MakeWorld = Callable[..., Awaitable[World]]
 NUM_STEPS = 5

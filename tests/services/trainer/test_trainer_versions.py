@@ -11,15 +11,15 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from trainer_world import RUN, World, by_index, run_document
 
-from seamlessflow.ages import VersionSteps
-from seamlessflow.blobs import Store
 from seamlessflow.contracts import Role, StepTaken, TrainerStarted, TrainingEnded, WeightsHead, WeightsPublished
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.runtime import CommitClaim
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions, publish_folder, weights_path
-from seamlessflow.weights.fetching import fetch_version
-from seamlessflow.weights.keeping import NEWEST
-from seamlessflow.weights.manifests import DELTA_FILE, read_manifest
+from seamlessflow.weights.fetch import fetch_version
+from seamlessflow.weights.manifest import DELTA_FILE, read_manifest
+from seamlessflow.weights.retention import NEWEST
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks

@@ -19,10 +19,8 @@ import torch
 import transformers
 from safetensors.torch import load
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus, Message, Stored
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import (
     EpisodeOrigin,
@@ -42,8 +40,9 @@ from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET, WEIGHTS_BUCK
 from seamlessflow.contracts.streams import consumer_name, control_streams, journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import BusClosed
 from seamlessflow.runtime import Speaker, make_context
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE
-from seamlessflow.weights.fetching import fetch_version
+from seamlessflow.weights.fetch import fetch_version
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.learner.factory import BuildLearner, build_learner
 from seamlessflow_trainer.service import Trainer

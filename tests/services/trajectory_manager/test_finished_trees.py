@@ -83,7 +83,7 @@ async def test_samples_of_a_large_tree_are_made_in_a_thread(world: World, monkey
 
 async def test_a_store_that_refuses_costs_nothing(world: World, monkeypatch: pytest.MonkeyPatch):
     """The journal has all; the episode is judged, and the next one goes on."""
-    from seamlessflow.blobs import Store
+    from seamlessflow.store.large_payloads import Store
 
     def refuses(self: Store, path: str, content: bytes) -> None:
         raise Unavailable(f"cannot write {path}")

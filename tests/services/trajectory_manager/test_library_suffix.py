@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn
 from seamlessflow_trajectory_manager.rendering.renderers_library import library_renderer
 from seamlessflow_trajectory_manager.trajectory.manager import Manager

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.runtime import Settling
 from seamlessflow_trajectory_manager.service import RunMember
 from tests.domain.trajectory_builders import manager

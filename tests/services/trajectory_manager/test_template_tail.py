@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamlessflow.models.tiny_tokenizer import CHAT_TEMPLATE
+from seamlessflow.models.tiny import CHAT_TEMPLATE
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate, TemplateRefused
 from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn, TemplateRenderer
 from tests.domain.trajectory_builders import CALC, CHATML, SMOLLM2, tokenizer

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from seamlessflow.contracts import GenerationRequested, RunStarted
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import ConfigError
 from seamlessflow_trajectory_manager.replay import replay_run
 from seamlessflow_trajectory_manager.run_reader import started_at

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import AnswerDelta, CallAnswered, GenerationRequested, SegmentSampled
 from seamlessflow.telemetry import _counts
-from seamlessflow.text.markers import THINK, THOUGHT
+from seamlessflow.tokenization.tokenizer import THINK, THOUGHT
 from seamlessflow_trajectory_manager.rendering.text_deltas import Deltas
 from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from tests.domain import trajectory_builders as pure

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, GenerationEnded, GenerationFinish, GenerationRequested
-from seamlessflow.text.markers import THINK, THOUGHT
+from seamlessflow.tokenization.tokenizer import THINK, THOUGHT
 from seamlessflow_trajectory_manager.replay_comparison import HEARD, replay
 from tests.domain.trajectory_builders import CALC, World, ids_of, manager, renderer, tokenizer, user
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seamlessflow.bus.base import Delivery, Handler, Subscription
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import CallAnswered, GenerationEnded, GenerationFinish, GenerationRequested, SamplesReady
 from tests.domain.trajectory_builders import ids_of, user
 from tests.services.trajectory_manager.test_trajectory_service import no_difference

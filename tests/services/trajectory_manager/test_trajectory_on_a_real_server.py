@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.bus.jetstream import connect
-from seamlessflow.bus.server import EmbeddedServer
+from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.contracts import GenerationRequested, SamplesReady
 from seamlessflow_trajectory_manager import run_reader
 from seamlessflow_trajectory_manager.replay import main, replay_run

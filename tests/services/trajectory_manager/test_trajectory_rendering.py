@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.errors import ConfigError
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_trajectory_manager.rendering.chat_template import EPOCH, ChatTemplate, TemplateRefused
 from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn, TemplateRenderer, Terms, load_renderer
 from seamlessflow_trajectory_manager.rendering.renderers_library import library_renderer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seamlessflow.bus.base import Message
-from seamlessflow.bus.memory_queue import MemoryConsumer
+from seamlessflow.bus.memory.queue import MemoryConsumer
 from seamlessflow.contracts import (
     CallAnswered,
     DeadLetter,
@@ -20,9 +20,9 @@ from seamlessflow.contracts import (
     RunStopRequested,
     SamplesReady,
 )
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import control_streams, journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import read_lease
 from seamlessflow.weights import model_path, publish_folder
@@ -194,7 +194,7 @@ async def test_a_buried_call_is_answered_with_an_error(world: World):
 
 async def test_a_journal_with_a_buried_call_is_folded_by_the_next_manager(world: World, monkeypatch: pytest.MonkeyPatch):
     """It says what was said, and the episode goes on."""
-    monkeypatch.setattr("seamlessflow.runtime.inbox.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("seamlessflow.runtime.event_handlers.RETRY_SECONDS", 0.01)
     old = await world.start_manager()
     await world.turn([user("p")], "first")
     bad = world.agent.asks([user("q")], tools=[CALC])

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
 from seamlessflow_trajectory_manager.rendering.renderer import Renderer, TemplateRenderer, Terms
 from seamlessflow_trajectory_manager.rendering.renderers_library import LibraryRenderer, library_renderer

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Delivery
 from seamlessflow.bus.jetstream import JetStreamBus
-from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import decode, pack_record
+from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import (
     AnswerDelta,
     CallAnswered,
@@ -30,7 +29,7 @@ from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import journal, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Speaker, make_context
-from seamlessflow.settings import Settings
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_trajectory_manager.service import TrajectoryManager
 from tests.domain.trajectory_builders import CHATML, RUN, Agent, Engine, ids_of, joined, tokenizer

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStarted, EpisodeStatus
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Unavailable
-from seamlessflow.run_sections import AgentSection
 from seamlessflow.runtime import Speaker
 from seamlessflow_agent_runner.gateway.sessions import Session, Sessions
 from seamlessflow_agent_runner.processes.forkserver_client import NotStarted

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from seamlessflow.bus.base import PROGRESS_SECONDS, Delivery
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStarted, EpisodeStatus
-from seamlessflow.run_config import RunConfig
 from seamlessflow_agent_runner.external.episode_queue import Outlet
 from seamlessflow_agent_runner.external.external_episode import ExternalEpisode
 from seamlessflow_agent_runner.gateway.sessions import Session

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from seamlessflow import processes
+from seamlessflow.runtime import child_processes
 from seamlessflow_agent_runner.processes.agent_child import NotStartable, load_entrypoint
 
 Verifier = Callable[[str, dict[str, Any]], Any]
@@ -70,8 +70,8 @@ def judged(verifier: Verifier, answer: str, task: dict[str, Any]) -> dict[str, A
 
 
 def main(descriptor: int, parent: int, reward: str, dataset: str) -> None:
-    processes.hide_secrets()  # agents cannot trace what judges them
-    processes.die_with_parent(parent)
+    child_processes.hide_secrets()  # agents cannot trace what judges them
+    child_processes.die_with_parent(parent)
     link = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     lines = link.makefile("rw", encoding="utf-8", newline="\n")

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import EpisodeEnded, RunEnded, TaskSubmitted
 from seamlessflow.errors import BadInput, SeamlessFlowError
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Speaker
 from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request
 

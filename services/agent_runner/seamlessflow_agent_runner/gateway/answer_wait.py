@@ -19,8 +19,8 @@ import structlog
 from seamlessflow.bus.base import Bus
 from seamlessflow.codec import decode
 from seamlessflow.contracts import AnswerDelta, CallAnswered, CallRequested
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.runtime import Speaker
 

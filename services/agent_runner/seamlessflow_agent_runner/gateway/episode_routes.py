@@ -12,8 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from seamlessflow.config.sampling_sections import REPORTED, AgentSection
 from seamlessflow.contracts import EpisodeEnded
-from seamlessflow.run_sections import REPORTED, AgentSection
 from seamlessflow_agent_runner.episodes.agent_launch import task_for_agent
 from seamlessflow_agent_runner.external.episode_api import Ask, EpisodeDesk, NoEpisode
 from seamlessflow_agent_runner.external.external_episode import ExternalEpisode, Report

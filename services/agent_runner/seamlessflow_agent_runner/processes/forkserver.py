@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from seamlessflow import processes
+from seamlessflow.runtime import child_processes
 
 from . import process_tree
 from .agent_child import RESULT_FD, TASK_VARIABLE, NotStartable, load_entrypoint, report, run_entrypoint
@@ -135,8 +135,8 @@ class Zygote:
         """Never returns."""
         code = 1
         try:
-            processes.die_with_parent(parent)
-            processes.show_oneself()  # an agent may read its own /proc/self/environ, as any program may
+            child_processes.die_with_parent(parent)
+            child_processes.show_oneself()  # an agent may read its own /proc/self/environ, as any program may
             os.setsid()
             self._link.detach()  # its number is about to be reused
             _take_over(fds)
@@ -216,8 +216,8 @@ def _exec(argv: list[str], *, keep_result: bool) -> None:
 
 
 def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
-    processes.hide_secrets()  # agents cannot trace or read what they were forked from
-    processes.die_with_parent(parent)  # while importing; afterwards the end of file tells us, and we tidy up first
+    child_processes.hide_secrets()  # agents cannot trace or read what they were forked from
+    child_processes.die_with_parent(parent)  # while importing; afterwards the end of file tells us, and we tidy up first
     link = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     try:
@@ -227,7 +227,7 @@ def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
         sys.exit(1)
     warm_clients()
     process_tree.adopt_orphans()
-    processes.outlive_parent()
+    child_processes.outlive_parent()
     num_threads = sum(1 for _ in os.scandir("/proc/self/task"))
     gc.collect()
     gc.freeze()  # what is imported now stays shared with every fork

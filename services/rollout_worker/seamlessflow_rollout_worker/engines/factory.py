@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.errors import BadInput, ConfigError
-from seamlessflow.run_config import RunConfig
 from seamlessflow_rollout_worker.config import WorkerSettings
 
 from .base import Engine

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seamlessflow.errors import BadInput
-from seamlessflow.weights.tensorfile import map_tensors
+from seamlessflow.weights.safetensors_file import map_tensors
 
 from .base import Chunk, EngineError, Finish, SamplingParams
 from .open_requests import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from seamlessflow.errors import BadInput
-from seamlessflow.weights.tensorfile import Bits, map_tensors
+from seamlessflow.weights.safetensors_file import Bits, map_tensors
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import CallAbandoned, EpisodeEnded, GenerationRequested
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.runtime import Speaker
 
 FRESH_SECONDS = 0.25

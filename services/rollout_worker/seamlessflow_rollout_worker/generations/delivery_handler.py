@@ -21,11 +21,11 @@ import structlog
 
 from seamlessflow.bus.base import Bus, Delivery
 from seamlessflow.contracts import CallRequested, GenerationEnded, GenerationFinish, GenerationRequested, Int32s, SegmentSampled
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, MalformedMessage, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Inbox, Speaker, keep_alive
-from seamlessflow.runtime.inbox import MAX_ATTEMPTS, RETRY_SECONDS
+from seamlessflow.runtime.event_handlers import MAX_ATTEMPTS, RETRY_SECONDS
 from seamlessflow_rollout_worker.engines.base import Engine, EngineError
 from seamlessflow_rollout_worker.weights.pinned_versions import Keeping, Place
 

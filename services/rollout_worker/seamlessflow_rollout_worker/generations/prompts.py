@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import GenerationClaimed, GenerationEnded, GenerationRequested, Int32s, SegmentSampled
-from seamlessflow.contracts.addresses import subject_filter
 from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.runtime import Speaker
 

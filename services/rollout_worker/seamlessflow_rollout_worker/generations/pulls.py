@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import structlog
 
 from seamlessflow.bus.base import Bus, Delivery, Handler, Subscription
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Lease, Service
 from seamlessflow.contracts.streams import all_buckets, commons, generation_consumer, queue_stream
 from seamlessflow.contracts.tags import is_long
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.run_config import RunConfig
 from seamlessflow.telemetry import count
 from seamlessflow_rollout_worker.weights.pinned_versions import Keeping
 

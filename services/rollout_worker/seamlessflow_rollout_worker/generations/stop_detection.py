@@ -11,11 +11,11 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from seamlessflow.contracts import GenerationRequested
-from seamlessflow.text.spoken import Spoken
-from seamlessflow.text.stops import first_stop
+from seamlessflow.tokenization.detokenizer import Spoken
+from seamlessflow.tokenization.stop_strings import first_stop
 
 if TYPE_CHECKING:
-    from seamlessflow.text.tokenizer import ChatTokenizer
+    from seamlessflow.tokenization.tokenizer import ChatTokenizer
 
 
 class Stopping:

@@ -1,7 +1,7 @@
 """Weights on this machine: complete or not there at all, the last two kept.
 
 A version is made of the newest one here and the changes since, or fetched in full, whichever is fewer bytes
-(seamlessflow.weights.routes).
+(seamlessflow.weights.fetch_plan).
 
 Calls block; the follower makes them in a thread, while sampling goes on.
 """
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from seamlessflow.blobs import Store
 from seamlessflow.contracts import WeightsHead
 from seamlessflow.errors import Unavailable
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
-from seamlessflow.weights.downloads import DiskTrouble
-from seamlessflow.weights.fetching import Held, fetch_version
+from seamlessflow.weights.download import DiskTrouble
+from seamlessflow.weights.fetch import Held, fetch_version
 
 if TYPE_CHECKING:
-    from seamlessflow.text.tokenizer import ChatTokenizer
+    from seamlessflow.tokenization.tokenizer import ChatTokenizer
 
 log = structlog.get_logger()
 
@@ -133,7 +133,7 @@ class LocalVersions:
 
     def load_tokenizer(self) -> ChatTokenizer:
         """The model's tokenizer. Raises Unavailable, or BadInput when the folder has none that can be used."""
-        from seamlessflow.text.tokenizer import ChatTokenizer  # only where there are stop texts
+        from seamlessflow.tokenization.tokenizer import ChatTokenizer  # only where there are stop texts
 
         self._root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="tokenizer-", dir=self._root) as scratch:

@@ -23,7 +23,7 @@ from seamlessflow.contracts import GenerationRequested, Lease, WeightsHead, Weig
 from seamlessflow.contracts.tags import slot_of
 from seamlessflow.runtime import Speaker
 from seamlessflow.telemetry import count
-from seamlessflow.weights.readers import Reader
+from seamlessflow.weights.reader_leases import Reader
 from seamlessflow_rollout_worker.engines.two_version_engine import TwoVersions
 
 from .local_versions import Fetched, LocalVersions

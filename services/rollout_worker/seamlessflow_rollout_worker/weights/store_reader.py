@@ -10,8 +10,8 @@ import structlog
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import WeightsHead
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.weights.downloads import DiskTrouble
-from seamlessflow.weights.readers import Reader, read_head
+from seamlessflow.weights.download import DiskTrouble
+from seamlessflow.weights.reader_leases import Reader, read_head
 
 from .local_versions import Fetched, LocalVersions
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.weights.downloads import DiskTrouble
+from seamlessflow.weights.download import DiskTrouble
 from seamlessflow_rollout_worker.engines.base import EngineError
 
 T = TypeVar("T")

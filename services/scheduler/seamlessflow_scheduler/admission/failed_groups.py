@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import DropReason, EpisodeEnded
-from seamlessflow.run_training_sections import AlgorithmSection
 
 FAILED_STEPS, DROPPED_STEPS = 2, 20
 """Defaults of the two numbers, in steps' worth of groups."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import (
     BatchReady,
     EpisodeEnded,
@@ -39,7 +40,6 @@ from seamlessflow.contracts import (
     TrainerStarted,
     is_final,
 )
-from seamlessflow.run_config import RunConfig
 from seamlessflow_scheduler.policy.base import Rates
 
 from .step_chain import Steps

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.checkpoints.commit_history import CommitHistory
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import (
     BatchReady,
     EpisodeEnded,
@@ -43,7 +44,6 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
     is_final,
 )
-from seamlessflow.run_config import RunConfig
 from seamlessflow_scheduler.placement.affinity import Calls
 
 from .evaluation_round import BEFORE, ROUNDS, Round

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from seamlessflow.config.tag_rules import Rule
 from seamlessflow.contracts import Hardware, Lease, Role, Service
 from seamlessflow.contracts.tags import components, needed_tag
-from seamlessflow.tag_rules import Rule
 
 ROLLOUT, TRAIN = "rollout", "train"
 """Capabilities that processes announce."""

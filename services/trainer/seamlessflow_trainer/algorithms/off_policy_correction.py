@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seamlessflow.ages import VersionSteps
 from seamlessflow.contracts import MaskReason, Sample
+from seamlessflow.weights.staleness import VersionSteps
 
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]

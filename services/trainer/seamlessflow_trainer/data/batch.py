@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seamlessflow.ages import VersionSteps
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import EpisodeTokens, Sample
-from seamlessflow.run_training_sections import AlgorithmSection
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.algorithms.grpo import group_advantages
 from seamlessflow_trainer.algorithms.off_policy_correction import Bools, masked, token_ages, token_versions
 from seamlessflow_trainer.learner.learner import Abandoned

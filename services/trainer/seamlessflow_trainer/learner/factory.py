@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import structlog
 from torch import Tensor
 
-from seamlessflow.run_config import RunConfig
+from seamlessflow.config.run import RunConfig
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.data.batch import TrainingBatch
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.errors import BadInput, SeamlessFlowError
-from seamlessflow.run_training_sections import AlgorithmSection
 from seamlessflow_trainer.algorithms.grpo import policy_loss
 from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap
 from seamlessflow_trainer.data.batch import TrainingBatch

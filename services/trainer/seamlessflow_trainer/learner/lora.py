@@ -16,8 +16,8 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
+from seamlessflow.config.training_sections import ALL_LINEAR, LoraSection
 from seamlessflow.errors import BadInput
-from seamlessflow.run_training_sections import ALL_LINEAR, LoraSection
 from seamlessflow.weights.adapters import adapter_config, tensor_name
 from seamlessflow_trainer.data.batch import TrainingBatch
 
@@ -47,7 +47,7 @@ class MergedLayer:
 
     @torch.no_grad()
     def merge(self, served: torch.dtype) -> None:
-        """As workers do (seamlessflow.weights.merging): in float64, rounded once."""
+        """As workers do (seamlessflow.weights.adapters): in float64, rounded once."""
         rows = max(1, CHUNK_VALUES // max(1, self._weight_OI.shape[1]))
         a_RI = self._a_RI.double()
         for at in range(0, len(self._weight_OI), rows):

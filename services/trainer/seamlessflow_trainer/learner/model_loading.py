@@ -11,8 +11,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.errors import BadInput
-from seamlessflow.run_config import RunConfig
 
 from .learner import Hyperparameters, Learner
 

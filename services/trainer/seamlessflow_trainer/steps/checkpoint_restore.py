@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import structlog
 
-from seamlessflow.checkpoint_folders import Checkpoint
-from seamlessflow.commit_history import Commit, CommitHistory
+from seamlessflow.checkpoints.checkpoint_folders import Checkpoint
+from seamlessflow.checkpoints.commit_history import Commit, CommitHistory
 from seamlessflow.contracts import RolledBack
 from seamlessflow.errors import Damaged, SeamlessFlowError
 from seamlessflow.runtime import CommitClaim

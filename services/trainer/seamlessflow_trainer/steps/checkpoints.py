@@ -21,8 +21,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
-from seamlessflow.blobs import Store
-from seamlessflow.checkpoint_folders import (
+from seamlessflow.checkpoints.checkpoint_folders import (
     BARRIER,
     OPTIMIZER_FILE,
     READS_THAT_AGREE,
@@ -33,8 +32,9 @@ from seamlessflow.checkpoint_folders import (
     parse_name,
     read_facts,
 )
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.errors import Damaged, Missing, StoreFault, Unavailable
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, remove_folder
 from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
 

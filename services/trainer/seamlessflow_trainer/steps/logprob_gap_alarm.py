@@ -1,6 +1,6 @@
 """The alarm on the logprob gap: every step is judged, and where one is beyond the limit, the journal is asked who sampled it.
 
-    step's gaps ─▶ GapWatch (seamlessflow.fidelity) ─▶ metrics ─▶ StepTaken
+    step's gaps ─▶ GapWatch (seamlessflow.logprob_gap) ─▶ metrics ─▶ StepTaken
                        └ beyond ─▶ gaps by episode ─▶ journal: who sampled those ─▶ gap by node ─▶ metrics, log
 
 It only tells: what a person should do about an engine that is off depends on how far (docs/operations.md). The count of steps
@@ -18,10 +18,10 @@ import structlog
 import torch
 from torch import Tensor
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Event, SegmentSampled, WeightsLoaded, claim_of
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.fidelity import GAP_OF_NODE, GAP_STEPS, GapWatch, gap_limit
-from seamlessflow.run_config import RunConfig
+from seamlessflow.logprob_gap import GAP_OF_NODE, GAP_STEPS, GapWatch, gap_limit
 from seamlessflow.runtime import Speaker
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.learner.learner import StepFigures

@@ -16,8 +16,8 @@ import time
 
 import structlog
 
-from seamlessflow.checkpoint_folders import Checkpoint
-from seamlessflow.commit_history import CommitHistory
+from seamlessflow.checkpoints.checkpoint_folders import Checkpoint
+from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import StepsCommitted, TrainedGroup
 from seamlessflow.errors import BusClosed, Unavailable
 from seamlessflow.runtime import CommitClaim, Speaker, publish_account

@@ -21,9 +21,9 @@ from statistics import fmean
 
 import structlog
 
+from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import BatchReady, DropReason, StepTaken
 from seamlessflow.errors import BadInput, SeamlessFlowError
-from seamlessflow.run_config import RunConfig
 from seamlessflow.runtime import Context
 from seamlessflow_trainer.blocking_work import in_thread
 from seamlessflow_trainer.data.batch import Feed, TrainingBatch, is_stale, joined, make_batch

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seamlessflow.blobs import Store
 from seamlessflow.errors import BadInput, Unavailable
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder
 from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts, base_path, bases_path
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.hashing import ALGORITHM, new_hash, split_digest
-from seamlessflow.weights.manifests import read_manifest, version_facts
-from seamlessflow.weights.tensorfile import parse_tensors
+from seamlessflow.weights.digests import ALGORITHM, new_hash, split_digest
+from seamlessflow.weights.manifest import read_manifest, version_facts
+from seamlessflow.weights.safetensors_file import parse_tensors, tensor_digests
 
 from .safetensors_writer import safetensors_chunks
 from .version_files import NumbersOnly

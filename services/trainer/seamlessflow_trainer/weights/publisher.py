@@ -8,7 +8,8 @@ folder of its own, that nothing names and ``collect`` removes. Where it publishe
 successor joined, the successor moves it on. An earlier release's trainer compares nothing: of a number the journal then keeps
 the first message, and the trainer that finds another folder in it than its own stops before it touches the head.
 
-A reader that cannot have the newest version says so (``seamlessflow.weights.readers``), and there is one in full (``asking``).
+A reader that cannot have the newest version says so (``seamlessflow.weights.reader_leases``), and there is one in full
+(``asking``).
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ import structlog
 import torch
 from torch import Tensor
 
-from seamlessflow.ages import VersionSteps
-from seamlessflow.blobs import Store
 from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished, WeightsReading
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
 from seamlessflow.errors import MalformedMessage, Refused, SeamlessFlowError, SequenceMismatch, Unavailable
 from seamlessflow.runtime import CommitClaim, Speaker
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import publish_folder, weights_path
-from seamlessflow.weights.collection import Collection
-from seamlessflow.weights.manifests import DELTA_FILE
-from seamlessflow.weights.readers import Readings, read_head, read_readings
+from seamlessflow.weights.manifest import DELTA_FILE
+from seamlessflow.weights.reader_leases import Readings, read_head, read_readings
+from seamlessflow.weights.retention import Collection
+from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.blocking_work import in_thread, patiently
 
 from .version_files import MakesVersions, VersionMaker, WritesFiles
@@ -237,7 +238,7 @@ class WeightsPublisher:
             raise Unavailable(f"what readers say (bucket READERS) did not come within {LOOK_SECONDS:g} s") from wrong
 
     async def collect(self) -> None:
-        """Remove what neither the newest versions nor a reader need (``seamlessflow.weights.keeping``).
+        """Remove what neither the newest versions nor a reader need (``seamlessflow.weights.retention``).
 
         Raises Unavailable where a manifest or a lease cannot be read: nothing is removed then.
         """

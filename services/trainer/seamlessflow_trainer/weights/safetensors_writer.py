@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seamlessflow.errors import BadInput
-from seamlessflow.weights.tensorfile import header
+from seamlessflow.weights.safetensors_file import header
 
 _NAMES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",

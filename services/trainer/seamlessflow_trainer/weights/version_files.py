@@ -22,9 +22,8 @@ from torch import Tensor
 from seamlessflow.errors import BadInput
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.delta import encode, parse
-from seamlessflow.weights.digests import tensor_digests
-from seamlessflow.weights.manifests import DELTA_FILE, version_facts
-from seamlessflow.weights.tensorfile import Bits
+from seamlessflow.weights.manifest import DELTA_FILE, version_facts
+from seamlessflow.weights.safetensors_file import Bits, tensor_digests
 
 from .safetensors_writer import dtype_name, kept_dtype, safetensors_chunks
 

@@ -13,7 +13,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from seamlessflow.errors import BadInput, ConfigError
-from seamlessflow.models.checking import template_source
+from seamlessflow.models.model_folder import template_source
 from seamlessflow_trajectory_manager.trajectory.message_identity import Message, text_of
 
 from .template_tail import TemplateTail

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seamlessflow.errors import ConfigError
-from seamlessflow.text.markers import THINK
-from seamlessflow.text.tokenizer import ChatTokenizer, read_json
+from seamlessflow.tokenization.tokenizer import THINK, ChatTokenizer, read_json
 from seamlessflow_trajectory_manager.trajectory.message_identity import Message
 
 from .chat_template import ChatTemplate, TemplateRefused

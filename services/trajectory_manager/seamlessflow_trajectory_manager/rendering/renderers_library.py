@@ -18,10 +18,9 @@ from typing import Any
 import structlog
 
 from seamlessflow.errors import ConfigError
-from seamlessflow.text.markers import CALL, THINK, THOUGHT
-from seamlessflow.text.spoken import Spoken
-from seamlessflow.text.stops import num_held
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.detokenizer import Spoken
+from seamlessflow.tokenization.stop_strings import num_held
+from seamlessflow.tokenization.tokenizer import CALL, THINK, THOUGHT, ChatTokenizer
 from seamlessflow_trajectory_manager.trajectory.message_identity import Message, text_of
 
 from .chat_template import EPOCH, TemplateRefused

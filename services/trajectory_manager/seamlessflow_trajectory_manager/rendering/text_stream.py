@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from seamlessflow.text.markers import CALL, THINK, THOUGHT
-from seamlessflow.text.spoken import Spoken
-from seamlessflow.text.stops import first_stop, num_held
+from seamlessflow.tokenization.detokenizer import Spoken
+from seamlessflow.tokenization.stop_strings import first_stop, num_held
+from seamlessflow.tokenization.tokenizer import CALL, THINK, THOUGHT
 
 Shown = tuple[str, str]
 """New text of reasoning and of content."""

@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from seamlessflow.text.markers import CALL, CALLED, THINK, THOUGHT
+from seamlessflow.tokenization.tokenizer import CALL, CALLED, THINK, THOUGHT
 
 _BLOCK = re.compile(f"{CALL}(.*?){CALLED}", re.DOTALL)
 _DECODER = json.JSONDecoder()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from seamlessflow.text.spoken import Spoken
-from seamlessflow.text.stops import StopFound, first_stop
-from seamlessflow.text.tokenizer import ChatTokenizer
+from seamlessflow.tokenization.detokenizer import Spoken
+from seamlessflow.tokenization.stop_strings import StopFound, first_stop
+from seamlessflow.tokenization.tokenizer import ChatTokenizer
 
 
 class Visible:

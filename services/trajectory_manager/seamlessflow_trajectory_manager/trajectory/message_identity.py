@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from seamlessflow.text.noise import without_noisy_lines
+from seamlessflow.tokenization.volatile_lines import without_noisy_lines
 
 Message = Mapping[str, Any]
 

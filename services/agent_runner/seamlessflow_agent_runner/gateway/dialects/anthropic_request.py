@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from seamlessflow.text.noise import without_noisy_lines
+from seamlessflow.tokenization.volatile_lines import without_noisy_lines
 from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request, unsupported
 
 from .base import Asked

@@ -20,7 +20,7 @@ import structlog
 
 from seamlessflow.errors import BadInput, ConfigError
 from seamlessflow.weights import WEIGHTS_FILE
-from seamlessflow.weights.tensorfile import map_tensors
+from seamlessflow.weights.safetensors_file import map_tensors
 from seamlessflow_rollout_worker.engines.base import Chunk, EngineError, SamplingParams, stops_within
 from seamlessflow_rollout_worker.engines.open_requests import ALREADY_RUNNING, NOT_PAUSED, NOT_RUNNING, EngineFront
 from seamlessflow_rollout_worker.engines.weights_staging import model_config, text_config

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from seamlessflow.secrecy import without_password
+from seamlessflow.redaction import without_password
 
 # What can go wrong with a server of a remote engine. None of these leaves the engine.
 #

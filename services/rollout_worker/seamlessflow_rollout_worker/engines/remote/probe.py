@@ -18,7 +18,7 @@ import numpy as np
 
 from seamlessflow.errors import BadInput
 from seamlessflow.weights import WEIGHTS_FILE
-from seamlessflow.weights.tensorfile import Bits, map_tensors
+from seamlessflow.weights.safetensors_file import Bits, map_tensors
 from seamlessflow_rollout_worker.engines.base import SamplingParams
 
 from .http_client import ServerFault, ServerNonsense, ServerRefusal

@@ -1,0 +1,42 @@
+"""Joining a run, whose document is the first event of its journal, and stopping one that cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from seamlessflow.config.run import RunConfig, parse_run_config
+from seamlessflow.contracts import RunStarted, RunStopRequested, Service
+from seamlessflow.errors import SeamlessFlowError
+
+from .journal_writer import Speaker
+
+log = structlog.get_logger()
+
+
+async def read_run(speaker: Speaker, run: str) -> RunConfig:
+    """The run's configuration; waits until the run was started, saying so."""
+    waited = 0
+    while True:
+        try:
+            started = await speaker.first(RunStarted, run)
+        except SeamlessFlowError as wrong:
+            log.warning("run.unreadable", run=run, reason=str(wrong))
+            started = None
+        if started is not None:
+            return parse_run_config(started.document, source=f"run {run}")
+        if waited % 10 == 0:
+            log.info("run.awaited", run=run)
+        waited += 1
+        await asyncio.sleep(0.5)
+
+
+def failure_words(service: Service, reason: str) -> str:
+    """What failed where, as the run's end says it."""
+    return f"{service.value}: {reason}"
+
+
+async def stop_run(speaker: Speaker, service: Service, run: str, reason: str) -> None:
+    """Ask for an orderly end of a run that this service cannot serve, where trying again would end the same."""
+    await speaker.say(RunStopRequested(run=run, reason=failure_words(service, reason)))

@@ -1,0 +1,130 @@
+"""Who held a node's device when: leases and words of its services, folded into stretches without gaps. Pure.
+
+A lease is said with its epoch, and its services answer with that epoch; a lease, its taking and its releasing may be stored
+in any order, so stretches are cut by epochs and not by the order of the words:
+
+    epoch e begins ─── somebody else's device, or nobody's ───▶ taken(e) ─── held ───▶ epoch e + 1 begins
+                              HAND_OVER, LOAD at first                    (goes on if the same service keeps it)
+    epoch e, idle ──── still held ───▶ released(e) ─── idle, or frozen with what the worker kept ───▶
+                          HAND_OVER
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from seamlessflow.contracts import Role, RoleAssigned, RoleReleased, RoleTaken, Service
+
+from .spans import Kind
+
+WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
+_HOLDER = {Role.ROLLOUT: WORKER, Role.TRAIN: TRAINER}
+_ROLE = {service: role for role, service in _HOLDER.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """``holder``: the service that has the device. Without one, ``kind`` says what that time is."""
+
+    start: float
+    end: float
+    holder: str = ""
+    kind: Kind = Kind.IDLE
+    reason: str = ""
+    epoch: int | None = None
+    gang: tuple[str, ...] = ()
+    is_silent: bool = False
+    """AWAY after a holder that never said that it let go: it was dead before this begins."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What was said of one lease."""
+
+    begins: float
+    """The earliest word: a lease is written before it is said, and its services may be faster."""
+    role: Role | None = None
+    """None: the lease itself is not in the journal."""
+    reason: str = ""
+    left: bool = False
+    gang: tuple[str, ...] = ()
+    taken: dict[str, float] = field(default_factory=dict)
+    released: dict[str, float] = field(default_factory=dict)
+    num_frozen: int = 0
+    """Generations that its worker kept when it let go."""
+
+
+class NodeRoles:
+    """What was said of one node's leases. Memory: a record for each epoch."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[int, _Epoch] = {}
+
+    def apply(self, event: RoleAssigned | RoleTaken | RoleReleased, time: float) -> None:
+        """Take a word in."""
+        epoch = self._epochs.setdefault(event.epoch, _Epoch(time))
+        epoch.begins = min(epoch.begins, time)
+        match event:
+            case RoleAssigned():
+                epoch.role, epoch.reason, epoch.left, epoch.gang = event.role, event.reason, event.left, event.gang
+            case RoleTaken():
+                epoch.taken[event.service] = min(time, epoch.taken.get(event.service, time))
+            case RoleReleased():
+                epoch.released[event.service] = min(time, epoch.released.get(event.service, time))
+                if event.service == WORKER:
+                    epoch.num_frozen = event.num_frozen
+
+    @property
+    def is_device(self) -> bool:
+        """Whether it was ever to roll out or to train; agent-runners and trajectory-managers are not."""
+        return any(_wanted(epoch) for epoch in self._epochs.values())
+
+    def stretches(self, start: float, end: float) -> list[Stretch]:
+        """From ``start`` to ``end`` without gaps, in order; before its first lease it is AWAY."""
+        return [stretch for stretch in self._stretches(start, end) if stretch.end > stretch.start]
+
+    def _stretches(self, start: float, end: float) -> Iterator[Stretch]:
+        numbers = sorted(self._epochs)
+        begins = [min(max(self._epochs[number].begins, start), end) for number in numbers]
+        for place in range(1, len(begins)):
+            begins[place] = max(begins[place], begins[place - 1])
+        yield Stretch(start, begins[0] if begins else end, kind=Kind.AWAY, reason="not of the run yet")
+        holder, has_held = "", False
+        for place, number in enumerate(numbers):
+            since, until = begins[place], begins[place + 1] if place + 1 < len(begins) else end
+            epoch = self._epochs[number]
+            wanted = _wanted(epoch)
+            change = self._change(epoch, holder, wanted, since, until)
+            waiting = Kind.HAND_OVER if has_held else Kind.LOAD
+            yield Stretch(since, change, kind=waiting, reason=epoch.reason, epoch=number)
+            is_silent = epoch.left and bool(holder) and holder not in epoch.released
+            if change < until or wanted == holder:
+                holder = wanted
+                has_held = has_held or bool(holder)
+            kind = Kind.AWAY if epoch.left else Kind.FROZEN if epoch.num_frozen else Kind.IDLE
+            yield Stretch(change, until, holder, kind, _reason(epoch, holder), number, epoch.gang, is_silent)
+
+    @staticmethod
+    def _change(epoch: _Epoch, holder: str, wanted: str, since: float, until: float) -> float:
+        """When the device is as the lease says, within the lease's time; its end when that never came."""
+        if wanted == holder:
+            return since
+        if wanted:
+            return min(max(epoch.taken.get(wanted, until), since), until)
+        unsaid = since if epoch.left else until  # of a node that is gone nobody says that it let go
+        return min(max(epoch.released.get(holder, unsaid), since), until)
+
+
+def _reason(epoch: _Epoch, holder: str) -> str:
+    """Why, and what waits for the device meanwhile."""
+    if holder == WORKER or epoch.left or not epoch.num_frozen:
+        return epoch.reason
+    return f"{epoch.reason + '; ' if epoch.reason else ''}frozen with {epoch.num_frozen} generations"
+
+
+def _wanted(epoch: _Epoch) -> str:
+    """The service that the lease gives the device to; empty: none."""
+    if epoch.role is not None:
+        return _HOLDER.get(epoch.role, "")
+    return next((service for service in epoch.taken if service in _ROLE), "")
