@@ -17,7 +17,7 @@ from seamlessflow.errors import BadInput, Unavailable  # noqa: E402
 from seamlessflow.store.large_payloads import Store  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder, weights_path  # noqa: E402
 from seamlessflow.weights.adapter_fetch import ADAPTER_FOLDER  # noqa: E402
-from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts
+from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts  # noqa: E402
 from seamlessflow.weights.digests import digest_of, hex_of  # noqa: E402
 from seamlessflow.weights.download import DiskTrouble  # noqa: E402
 from seamlessflow.weights.fetch import Obtained, fetch_version  # noqa: E402
