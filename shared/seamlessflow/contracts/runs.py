@@ -13,7 +13,7 @@ class RunRequested(Event):
     """Somebody wants a run. The leading scheduler makes its streams and says RunStarted."""
 
     document: dict[str, Any]
-    """The whole run configuration (seamlessflow.config.run.RunConfig as JSON)."""
+    """The whole run configuration (seamlessflow.run_config.RunConfig as JSON)."""
 
 
 class RunStopRequested(Event):
