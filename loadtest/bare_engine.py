@@ -16,7 +16,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from loadtest.gateway_child import lines_told, say
+from loadtest.gateway_child import lines_told, reply
 from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_rollout_worker.engines.base import SamplingParams
@@ -36,10 +36,10 @@ async def main() -> None:
     else:
         sample, stop = await _start_ours(config)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lines.feed_eof)
-    say("ready")
+    reply("ready")
     try:
         while line := await lines.readline():
-            say(await _series(sample, **json.loads(line)))
+            reply(await _series(sample, **json.loads(line)))
     finally:
         await stop()
 

@@ -87,7 +87,7 @@ async def lines_told() -> asyncio.StreamReader:
     return reader
 
 
-def say(what: object) -> None:
+def reply(what: object) -> None:
     """The child's side: one line on standard output."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from loadtest.gateway_child import Child, lines_told, say
+from loadtest.gateway_child import Child, lines_told, reply
 from loadtest.gateway_load import Endpoint
 from loadtest.gateway_words import model_files
 from seamlessflow.bus.jetstream import JetStreamBus, connect
@@ -28,7 +28,7 @@ from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.contracts import EpisodeOpened, EpisodeOrigin, Lease, Role, RunStarted, Sampling, Service
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import run_consumers, run_streams
-from seamlessflow.runtime import Speaker, open_context
+from seamlessflow.runtime import Journal, open_context
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_agent_runner.config import RunnerSettings
@@ -111,7 +111,7 @@ async def _start_run(bus: JetStreamBus, store: Store) -> None:
         await bus.ensure_stream(stream)
     for consumer in run_consumers(RUN, envs=[ENV], shards=1, tags=[TAG], buckets=1):
         await bus.ensure_consumer(consumer)
-    await Speaker(bus, store).say(RunStarted(run=RUN, document=config.model_dump(mode="json")))
+    await Journal(bus, store).publish(RunStarted(run=RUN, document=config.model_dump(mode="json")))
     await asyncio.to_thread(publish_folder, store, model_path(RUN), model_files(), {})
     lease = Lease(run=RUN, role=Role.SERVE, tags=(SHARD,), epoch=1)
     await (await bus.kv(LEASES_BUCKET)).put(MANAGER_NODE, pack_record(lease))
@@ -138,12 +138,12 @@ async def door() -> None:
     """The agent-runner's side, until stopped."""
     settings = RunnerSettings()
     async with open_context(Service.AGENT_RUNNER, settings, capabilities=("serve",)) as context:
-        sessions, desk = Sessions(), CallDesk(context.bus, context.speaker)
+        sessions, desk = Sessions(), CallDesk(context.bus, context.journal)
         gateway = Gateway(sessions, desk)
         await gateway.open(settings.gateway_host, settings.gateway_port)
         await desk.open()
         try:
-            say({"base_url": gateway.base_url})
+            reply({"base_url": gateway.base_url})
             await context.until_stopped(_open_sessions(sessions))
         finally:
             await gateway.close()
@@ -157,7 +157,7 @@ async def _open_sessions(sessions: Sessions) -> None:
         count = int(line)
         opened = [sessions.open(opened_episode(number + each), "load") for each in range(count)]
         number += count
-        say([session.key for session in opened])
+        reply([session.key for session in opened])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 from functools import partial
 from typing import cast
 
-from loadtest.gateway_child import say
+from loadtest.gateway_child import reply
 from loadtest.gateway_words import text
 
 LONG_BYTES = 20_000
@@ -86,7 +86,7 @@ async def main() -> None:
         for size in SIZES
     }
     server = await asyncio.get_running_loop().create_server(partial(Stub, answers), "127.0.0.1", 0)
-    say({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
+    reply({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"})
     await server.serve_forever()
 
 

@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 
-from loadtest.gateway_child import lines_told, say
+from loadtest.gateway_child import lines_told, reply
 from loadtest.gateway_ours import RUN, TAG
 from loadtest.gateway_words import END, make_tokenizer, text
 from seamlessflow.bus.base import Delivery
@@ -49,13 +49,13 @@ class Player:
         self.first_tokens: dict[str, float] = {}
 
     async def on_delivery(self, delivery: Delivery) -> None:
-        request = await self._context.inbox.open(delivery)
+        request = await self._context.handlers.open(delivery)
         assert isinstance(request, GenerationRequested)
         num_tokens = request.sampling.max_tokens
         self._count += 1
         ids = (*self._texts[self._count % NUM_VARIANTS][: num_tokens - 1], self._end)
         writer = SegmentWriter(
-            self._context.speaker,
+            self._context.journal,
             request,
             History(),
             worker="load",
@@ -83,7 +83,7 @@ async def main() -> None:
         player = Player(context)
         queue, part = queue_stream(Service.ROLLOUT_WORKER, RUN), consumer_name(Service.ROLLOUT_WORKER, f"{TAG}.0")
         subscription = await context.bus.consume(queue, part, player.on_delivery, credit=CREDIT, priority=0)
-        say("ready")
+        reply("ready")
         try:
             await context.until_stopped(_tell(player))
         finally:
@@ -94,7 +94,7 @@ async def _tell(player: Player) -> None:
     lines = await lines_told()
     while await lines.readline():
         told, player.first_tokens = player.first_tokens, {}
-        say(told)
+        reply(told)
 
 
 if __name__ == "__main__":

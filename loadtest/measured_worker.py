@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from loadtest.gateway_child import lines_told, say
+from loadtest.gateway_child import lines_told, reply
 from loadtest.measured_engine import MeasuredEngine
 from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Service
@@ -42,9 +42,9 @@ async def _tell(made: list[MeasuredEngine], is_ready: Callable[[], bool]) -> Non
     lines = await lines_told()
     while not is_ready():  # noqa: ASYNC110 - presence tells nobody of a change
         await asyncio.sleep(LOOK_SECONDS)
-    say("ready")
+    reply("ready")
     while await lines.readline():
-        say(made[-1].told())
+        reply(made[-1].told())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from seamlessflow.contracts import GenerationRequested, Int32s, Lease, Role, Run
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import run_consumers, run_streams
 from seamlessflow.local.services import interpreter_of, python_path
-from seamlessflow.runtime import CommitClaim, Speaker
+from seamlessflow.runtime import CommitClaim, Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow.weights.staleness import VersionSteps
@@ -52,7 +52,7 @@ class RunRig:
     def __init__(self, folder: Path, config: RunConfig, model: Path, server: EmbeddedServer, bus: JetStreamBus) -> None:
         self.folder, self.config, self.model = folder, config, model
         self.server, self.bus, self.store = server, bus, Store(f"file://{folder / 'store'}")
-        self.speaker = Speaker(bus, self.store)
+        self.journal = Journal(bus, self.store)
         self.dtype = served_dtype(model, config.model.dtype)
         self.weights: dict[str, Tensor] = {}
         self.workers: dict[str, Child] = {}
@@ -65,7 +65,7 @@ class RunRig:
             await self.bus.ensure_stream(stream)
         for consumer in run_consumers(RUN, envs=("load",), shards=1, tags=(TAG,), buckets=1):
             await self.bus.ensure_consumer(consumer)
-        await self.speaker.say(RunStarted(run=RUN, document=self.config.model_dump(mode="json", exclude_none=True)))
+        await self.journal.publish(RunStarted(run=RUN, document=self.config.model_dump(mode="json", exclude_none=True)))
         await asyncio.to_thread(publish_folder, self.store, model_path(RUN), model_files(self.model, self.dtype), {})
         for shard in sorted(self.model.glob("*.safetensors")):
             self.weights |= {name: tensor.float() for name, tensor in load_file(shard).items()}
@@ -73,9 +73,9 @@ class RunRig:
 
     async def publisher(self, *, full_every: int) -> WeightsPublisher:
         """The trainer's, taking over from the one before."""
-        claim = CommitClaim(self.bus, self.speaker, RUN, "load test")
+        claim = CommitClaim(self.bus, self.journal, RUN, "load test")
         await claim.take()
-        made = WeightsPublisher(self.bus, self.store, self.speaker, claim, RUN, self.steps, self.dtype, full_every=full_every)
+        made = WeightsPublisher(self.bus, self.store, self.journal, claim, RUN, self.steps, self.dtype, full_every=full_every)
         await made.join()
         return made
 
@@ -115,7 +115,7 @@ class RunRig:
 
     async def ask(self, request: Request, *, seed: int = 0) -> None:
         """Publish it for a worker, as a trajectory-manager does."""
-        await self.speaker.say(
+        await self.journal.publish(
             GenerationRequested(
                 run=RUN,
                 episode=f"{request.name}-0",

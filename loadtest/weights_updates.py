@@ -30,7 +30,7 @@ from loadtest.report import Figure
 from loadtest.run_rig import RUN, TAG, Request, RunRig, open_rig
 from loadtest.weights_floors import Copies, disk_seconds
 from seamlessflow.contracts import Service, WeightsLoaded
-from seamlessflow.contracts.streams import generation_consumer, journal, queue_stream
+from seamlessflow.contracts.streams import generation_consumer, journal_stream, queue_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 
@@ -204,7 +204,7 @@ async def _arrival(rig: RunRig, publisher: WeightsPublisher, parts: Arrival) -> 
 
 
 async def _said(rig: RunRig, version: int) -> list[WeightsLoaded]:
-    events = await rig.speaker.all_on(WeightsLoaded, RUN, weights_version=version)
+    events = await rig.journal.all_on(WeightsLoaded, RUN, weights_version=version)
     return [event for event in events if isinstance(event, WeightsLoaded)]
 
 
@@ -213,7 +213,7 @@ async def _loaded(rig: RunRig, version: int, num_workers: int) -> float:
     pattern = subject_filter(WeightsLoaded, run=RUN, weights_version=version)
     async with asyncio.timeout(LOADED_SECONDS):
         while True:
-            times = [record.time async for record in rig.bus.read(journal(RUN), filters=(pattern,))]
+            times = [record.time async for record in rig.bus.read(journal_stream(RUN), filters=(pattern,))]
             if len(times) >= num_workers:
                 return max(times)
             rig.check()

@@ -197,7 +197,7 @@ def _decision_figures(options: argparse.Namespace) -> dict[str, Figure]:
     large = measured(nodes, episodes, steps, looks)
     small = measured(smaller, EPISODES_PER_NODE * smaller, steps, looks)
     unsettled = measured(nodes, episodes, 1, looks, settles=False)
-    _say(large)
+    _print_decisions(large)
     words = f"{small.nodes} nodes, {small.episodes} episodes; the longest {large.longest:.0f} ms"
     changing = f"the same there; {len(large.changing)} and {len(small.changing)} decisions"
     return {
@@ -219,7 +219,7 @@ def _decision_figures(options: argparse.Namespace) -> dict[str, Figure]:
     }
 
 
-def _say(found: Decisions) -> None:
+def _print_decisions(found: Decisions) -> None:
     print(
         f"{len(found.milliseconds)} decisions at {found.nodes} nodes and {found.episodes} episodes in flight, which changed "
         f"{found.num_changes} leases: median {median(found.milliseconds):.1f} ms, 99th percentile {found.p99:.1f}, longest "
@@ -249,7 +249,7 @@ def _error_figures(options: argparse.Namespace) -> dict[str, Figure]:
         if options.quick:
             cell, warmup = _quick(cell), 1
         print(f"{name}: {cell.nodes} nodes, {cell.steps} steps in scaled time ...", file=sys.stderr, flush=True)
-        played = uvloop.run(play(cell, say=lambda what: None, churn_seconds=None, limit_seconds=3600.0, keep=None))
+        played = uvloop.run(play(cell, report=lambda what: None, churn_seconds=None, limit_seconds=3600.0, keep=None))
         if silent := nodes_given_up(played.events):
             raise RuntimeError(f"{name}: disturbed: {silent} nodes fell silent, so this machine is too busy; play it again")
         figures |= error_figures(name, cell, simulated(cell, warmup), figures_of(cell, played.events, warmup))

@@ -193,14 +193,14 @@ class _World:
                 self._look()
         groups = tuple(dict.fromkeys(origin.group for _, _, origin in batch))
         common = {"run": RUN, "step": self._step + 1}
-        self._say(BatchReady(line=1, num_groups=len(groups), num_tokens=100 * size, **common))
+        self._publish(BatchReady(line=1, num_groups=len(groups), num_tokens=100 * size, **common))
         for _ in range(3):  # members take their devices, then the lead
             self._look()
         self._now += 10.0
-        self._say(StepTaken(line=1, weights_version=self._step + 1, groups=groups, metrics={}, **common))
-        self._say(StepsCommitted(line=1, checkpoint="c", groups=groups, **common))
+        self._publish(StepTaken(line=1, weights_version=self._step + 1, groups=groups, metrics={}, **common))
+        self._publish(StepsCommitted(line=1, checkpoint="c", groups=groups, **common))
         for group in groups:
-            self._say(GroupTrained(group=group, episodes=(), **common))
+            self._publish(GroupTrained(group=group, episodes=(), **common))
         self._step += 1
         self._submit()
         self._look()
@@ -211,7 +211,7 @@ class _World:
 
     def _end(self, episode: str, shard: int, origin: EpisodeOrigin) -> None:
         completed = EpisodeStatus.COMPLETED
-        self._say(
+        self._publish(
             EpisodeEnded(run=RUN, episode=episode, shard=shard, origin=origin, status=completed, reward=1.0, sampled_tokens=100)
         )
 
@@ -221,9 +221,9 @@ class _World:
         first = size * (algorithm.max_staleness + 2) + 1  # a step's worth waits, so each step taken opens that at once
         tasks = [f"t{next(self._numbers)}" for _ in range(size if self._step else first)]
         for task in tasks:  # each is an event of its own
-            self._say(TaskSubmitted(run=RUN, task=task, env=ENV))
+            self._publish(TaskSubmitted(run=RUN, task=task, env=ENV))
 
-    def _say(self, event: object) -> None:
+    def _publish(self, event: object) -> None:
         """Time an event; it is part of the decision that the next look completes."""
         self._num_said -= 1  # the scheduler is told this one, and did not say it
         self._answers.append(_milliseconds(lambda: self.scheduler.hear(event, self._now)))  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ class _World:
         """Milliseconds of the longest slice."""
         slices, more = list[float](), [True]
         while more[-1]:
-            slices.append(_milliseconds(lambda: more.append(self.scheduler.say_slice(self._now, SLICE))))
+            slices.append(_milliseconds(lambda: more.append(self.scheduler.publish_slice(self._now, SLICE))))
         if len(slices) > 1:
             self.all_answers.append(sum(slices))
         return max(slices)
@@ -271,13 +271,13 @@ class _World:
         held = self._holders.get(name)
         if lease.trainer and not self._has_trainer:
             self._has_trainer = True
-            self._say(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
+            self._publish(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
         if held is not None and held != wanted:
-            self._say(RoleReleased(run=RUN, node=name, epoch=lease.epoch, service=held))
+            self._publish(RoleReleased(run=RUN, node=name, epoch=lease.epoch, service=held))
             del self._holders[name]
         if wanted is not None:
             self._holders[name] = wanted
-            self._say(RoleTaken(run=RUN, node=name, epoch=lease.epoch, service=wanted))
+            self._publish(RoleTaken(run=RUN, node=name, epoch=lease.epoch, service=wanted))
 
 
 def _resident_megabytes() -> float:

@@ -221,8 +221,8 @@ def _play(planned: Planned, cell: Cell, options: argparse.Namespace, name: str) 
     churn = planned.churn_seconds
     keep = None if options.keep is None else options.keep / (cell.run if churn is None else f"{cell.run}-churn")
     limit = max(LEAST_LIMIT_SECONDS, LIMIT_TIMES * planned.seconds)
-    say = lambda what: print(f"{name}: {what}", file=sys.stderr, flush=True)  # noqa: E731
-    played = uvloop.run(play(cell, say=say, churn_seconds=churn, limit_seconds=limit, keep=keep))
+    report = lambda what: print(f"{name}: {what}", file=sys.stderr, flush=True)  # noqa: E731
+    played = uvloop.run(play(cell, report=report, churn_seconds=churn, limit_seconds=limit, keep=keep))
     if churn is None and (silent := nodes_given_up(played.events)):
         raise RuntimeError(f"disturbed: {silent} nodes fell silent, so this machine is too busy to say anything; play it again")
     warmup = warmup_of(cell, options)

@@ -99,7 +99,7 @@ class Simulation:
 
     # -- what nodes, agents and the trainer tell ---------------------------------------------------------------------------
 
-    def say(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Something happened: the scheduler hears of it."""
         self.scheduler.take_in(event, self.clock.now)
         if isinstance(event, NEWS):

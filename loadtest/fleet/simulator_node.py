@@ -30,7 +30,7 @@ class Surroundings(Home, Protocol):
 
     run: str
 
-    def say(self, event: RoleTaken | RoleReleased) -> None: ...
+    def publish(self, event: RoleTaken | RoleReleased) -> None: ...
     def bind(self, sampler: Sampler, buckets: tuple[int, ...]) -> None: ...
     def unbind(self, sampler: Sampler) -> None: ...
     def give_back(self, episodes: list[Episode], after_seconds: float) -> None: ...
@@ -130,13 +130,13 @@ class SimulatedNode:
 
     def _asleep(self) -> None:
         self.holder = None
-        self._say(RoleReleased, WORKER)
+        self._publish(RoleReleased, WORKER)
         self.react()
 
     def _awake(self) -> None:
         self.holder = WORKER
         self.sampler.open()
-        self._say(RoleTaken, WORKER)
+        self._publish(RoleTaken, WORKER)
         frozen, self._frozen = self._frozen, []
         for episode in frozen:
             self.sampler.take(episode)
@@ -147,7 +147,7 @@ class SimulatedNode:
 
     def _trainer_there(self) -> None:
         self.holder = TRAINER
-        self._say(RoleTaken, TRAINER)
+        self._publish(RoleTaken, TRAINER)
         if self.is_to_train:
             self._around.device_taken(self)
         else:
@@ -155,7 +155,7 @@ class SimulatedNode:
 
     def _trainer_gone(self) -> None:
         self.holder = None
-        self._say(RoleReleased, TRAINER)
+        self._publish(RoleReleased, TRAINER)
         self.react()
 
     def _stop_pulling(self) -> None:
@@ -163,6 +163,6 @@ class SimulatedNode:
             self.sampler.pulls = False
             self._around.unbind(self.sampler)
 
-    def _say(self, kind: type[RoleTaken] | type[RoleReleased], service: str) -> None:
+    def _publish(self, kind: type[RoleTaken] | type[RoleReleased], service: str) -> None:
         assert self.lease is not None
-        self._around.say(kind(run=self._around.run, node=self.name, epoch=self.lease.epoch, service=service))
+        self._around.publish(kind(run=self._around.run, node=self.name, epoch=self.lease.epoch, service=service))

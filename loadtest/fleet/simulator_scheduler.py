@@ -67,19 +67,19 @@ class VirtualScheduler:
     def advance(self, now: float) -> None:
         """Say what is due until nothing is."""
         while due := decide(self.progress):
-            self._say(due, now)
+            self._publish(due, now)
 
     def hear(self, event: Event, now: float) -> None:
-        """An event alone; what is due after it is for ``say_slice``, as in the real conductor."""
+        """An event alone; what is due after it is for ``publish_slice``, as in the real conductor."""
         self._apply(event, now)
 
-    def say_slice(self, now: float, most: int) -> bool:
+    def publish_slice(self, now: float, most: int) -> bool:
         """Say some of what is due; False: nothing is."""
         due = decide(self.progress, most=most)
-        self._say(due, now)
+        self._publish(due, now)
         return bool(due)
 
-    def _say(self, due: Iterable[Event], now: float) -> None:
+    def _publish(self, due: Iterable[Event], now: float) -> None:
         for event in due:
             self._apply(event, now)
             if isinstance(event, EpisodeOpened):

@@ -28,7 +28,7 @@ from .simulator_node import TRAINER, SimulatedNode
 class Scheduler(Protocol):
     """Whom the trainer tells what it did."""
 
-    def say(self, event: Event) -> None: ...
+    def publish(self, event: Event) -> None: ...
     def step_taken(self, step: int) -> None: ...
     def depths(self) -> Depths: ...
 
@@ -104,7 +104,7 @@ class SimulatedTrainer:
         self.lead = node
         self.line += 1
         self.gang = []
-        self._scheduler.say(TrainerStarted(run=self._run, line=self.line, step=self.step, weights_version=self.step))
+        self._scheduler.publish(TrainerStarted(run=self._run, line=self.line, step=self.step, weights_version=self.step))
         if self._batch is not None:
             self._announce(self._batch)
         else:
@@ -168,11 +168,11 @@ class SimulatedTrainer:
             heapify(self._ready)
             for _, _, group in stale:
                 self._count_ages(group, self.step)
-                self._scheduler.say(GroupDropped(run=self._run, group=group.name, reason=DropReason.STALE))
+                self._scheduler.publish(GroupDropped(run=self._run, group=group.name, reason=DropReason.STALE))
 
     def _announce(self, batch: list[_Group]) -> None:
         tokens = sum(group.sampled for group in batch)
-        self._scheduler.say(
+        self._scheduler.publish(
             BatchReady(run=self._run, step=self.step + 1, line=self.line, num_groups=len(batch), num_tokens=tokens)
         )
         self._begin()
@@ -197,10 +197,10 @@ class SimulatedTrainer:
         self._count(batch)
         names = tuple(group.name for group in batch)
         common = {"run": self._run, "step": self.step}
-        self._scheduler.say(StepTaken(line=self.line, weights_version=self.step, groups=names, metrics={}, **common))
-        self._scheduler.say(StepsCommitted(line=self.line, checkpoint=f"step-{self.step}", groups=names, **common))
+        self._scheduler.publish(StepTaken(line=self.line, weights_version=self.step, groups=names, metrics={}, **common))
+        self._scheduler.publish(StepsCommitted(line=self.line, checkpoint=f"step-{self.step}", groups=names, **common))
         for name in names:
-            self._scheduler.say(GroupTrained(group=name, episodes=(), **common))
+            self._scheduler.publish(GroupTrained(group=name, episodes=(), **common))
         for node in gang:
             self._settle(node)
         self._scheduler.step_taken(self.step)

@@ -50,7 +50,7 @@ class Players:
 
     def __init__(self, context: Context, cell: Cell) -> None:
         self._context, self._cell, self._workload, self._scale = context, cell, cell.workload, cell.scale
-        self._answers = Answers(context.bus, context.speaker)
+        self._answers = Answers(context.bus, context.journal)
         self._held: set[Delivery] = set()
         self._starting = asyncio.Semaphore(STARTING)
 
@@ -78,7 +78,7 @@ class Players:
     async def _on_delivery(self, delivery: Delivery) -> None:
         self._held.add(delivery)
         try:
-            opened = await self._context.inbox.open(delivery)
+            opened = await self._context.handlers.open(delivery)
             if not isinstance(opened, EpisodeOpened):
                 raise MalformedMessage(f"{delivery.subject}: expected an EpisodeOpened, got {type(opened).__name__}")
             await self._play(opened)
@@ -89,14 +89,14 @@ class Players:
             self._held.discard(delivery)
 
     async def _play(self, opened: EpisodeOpened) -> None:
-        speaker, runner = self._context.speaker, self._context.settings.instance
+        journal, runner = self._context.journal, self._context.settings.instance
         async with self._starting:
-            started = await speaker.say(EpisodeStarted(run=opened.run, episode=opened.episode, runner=runner))
+            started = await journal.publish(EpisodeStarted(run=opened.run, episode=opened.episode, runner=runner))
         if started is None or started.duplicate:
             status, num_calls, num_tokens = EpisodeStatus.RUNNER_LOST, 0, 0
         else:
             status, num_calls, num_tokens = await self._turns(opened)
-        await speaker.say(
+        await journal.publish(
             EpisodeEnded(
                 run=opened.run,
                 episode=opened.episode,
@@ -126,7 +126,7 @@ class Players:
     async def _answer(self, asked: CallRequested) -> CallAnswered:
         waiter = self._answers.expect(asked, Progress())
         try:
-            stored = await self._context.speaker.say(asked)
+            stored = await self._context.journal.publish(asked)
             return await self._answers.answer(waiter, 0 if stored is None else stored.seq)
         finally:
             self._answers.forget(waiter)

@@ -20,10 +20,10 @@ from pathlib import Path
 from seamlessflow.bus.jetstream import JetStreamBus, connect
 from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.contracts import Event, RunEnded, RunRequested, Service, StepTaken, TasksEnded, TaskSubmitted
-from seamlessflow.contracts.streams import consumer_name, control_streams, journal, queue_stream
+from seamlessflow.contracts.streams import consumer_name, control_streams, journal_stream, queue_stream
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.models.tiny import make_tiny
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 
 from .timed_cell import ENV, Cell
@@ -48,7 +48,7 @@ class Played:
 async def play(
     cell: Cell,
     *,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     churn_seconds: float | None = None,
     limit_seconds: float = 3600.0,
     keep: Path | None = None,
@@ -64,19 +64,19 @@ async def play(
         bus = await stack.enter_async_context(_bus(server.url))
         fleet = await stack.enter_async_context(fleet_of(cell, server.url, folder))
         began = time.monotonic()
-        speaker = Speaker(bus, Store(f"file://{folder}/store"))
-        await _request(cell, bus, speaker, str(_tiny_model(folder / "tiny")))
+        journal = Journal(bus, Store(f"file://{folder}/store"))
+        await _request(cell, bus, journal, str(_tiny_model(folder / "tiny")))
         churn = asyncio.create_task(fleet.churn(churn_seconds)) if churn_seconds else None
         try:
             async with asyncio.timeout(limit_seconds):
-                await _until_over(cell, speaker, say)
+                await _until_over(cell, journal, report)
         finally:
             if churn is not None:
                 churn.cancel()
         await _until_judged(cell, bus)
         wall = time.monotonic() - began
         processes = await fleet.end()
-        events = [(await speaker.open(record), record.time) async for record in bus.read(journal(cell.run))]
+        events = [(await journal.open(record), record.time) async for record in bus.read(journal_stream(cell.run))]
         return Played(cell, events, wall, processes, fleet.died)
 
 
@@ -88,25 +88,25 @@ def _tiny_model(folder: Path) -> Path:
     return make_tiny(folder, 0, warm_start_steps=0)
 
 
-async def _request(cell: Cell, bus: JetStreamBus, speaker: Speaker, model: str) -> None:
+async def _request(cell: Cell, bus: JetStreamBus, journal: Journal, model: str) -> None:
     for stream in control_streams():
         await bus.ensure_stream(stream)
-    await speaker.say(RunRequested(run=cell.run, document=cell.document(model)))
-    while journal(cell.run) not in await bus.stream_names():  # noqa: ASYNC110 - another process makes it
+    await journal.publish(RunRequested(run=cell.run, document=cell.document(model)))
+    while journal_stream(cell.run) not in await bus.stream_names():  # noqa: ASYNC110 - another process makes it
         await asyncio.sleep(POLL_SECONDS)
     for number in range(cell.num_tasks):
         data = {"progress": round(cell.progress(number), 6)}
-        await speaker.say(TaskSubmitted(run=cell.run, task=f"t{number}", env=ENV, data=data))
-    await speaker.say(TasksEnded(run=cell.run))
+        await journal.publish(TaskSubmitted(run=cell.run, task=f"t{number}", env=ENV, data=data))
+    await journal.publish(TasksEnded(run=cell.run))
 
 
-async def _until_over(cell: Cell, speaker: Speaker, say: Callable[[str], None]) -> None:
+async def _until_over(cell: Cell, journal: Journal, report: Callable[[str], None]) -> None:
     said = -1
-    while await speaker.first(RunEnded, cell.run) is None:
-        taken = await speaker.last(StepTaken, cell.run)
+    while await journal.first(RunEnded, cell.run) is None:
+        taken = await journal.last(StepTaken, cell.run)
         if taken is not None and taken.step != said:
             said = taken.step
-            say(f"step {taken.step}/{cell.steps}")
+            report(f"step {taken.step}/{cell.steps}")
         await asyncio.sleep(POLL_SECONDS)
 
 

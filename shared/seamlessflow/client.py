@@ -41,11 +41,11 @@ from .contracts import (
 )
 from .contracts.fleet import Lease
 from .contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET, ORDERS_BUCKET, RUNS_BUCKET
-from .contracts.streams import control_streams, journal
+from .contracts.streams import control_streams, journal_stream
 from .contracts.subjects import inbox_prefix, kinds_on, subject_filter, subject_of
 from .errors import ConfigError, MalformedMessage, Unavailable
 from .redaction import without_password
-from .runtime.journal_writer import Speaker
+from .runtime.journal import Journal
 from .runtime.node_records import Unreadable, change_order, read_records
 from .store.large_payloads import BLOB_HEADER, Store
 
@@ -74,7 +74,7 @@ class Client:
 
     def __init__(self, bus: Bus, store: Store) -> None:
         self.bus, self.store = bus, store
-        self._speaker = Speaker(bus, store)
+        self._journal = Journal(bus, store)
 
     @classmethod
     @asynccontextmanager
@@ -106,42 +106,42 @@ class Client:
         """Ask for a run; False when another one of this name was asked for before."""
         await self.bus.ensure_stream(_control())
         request = RunRequested(run=run, document=config.document)
-        stored = await self._speaker.say(request)
+        stored = await self._journal.publish(request)
         if stored is not None and not stored.duplicate:
             return True
         # Perhaps our own, whose acknowledgement was lost.
         first = await self.bus.first(CONTROL_STREAM, subject_of(request))
-        return first is not None and await self._speaker.open(first) == request
+        return first is not None and await self._journal.open(first) == request
 
     async def stop_run(self, run: str, reason: str = "requested") -> None:
         """Ask for an orderly end."""
-        await self._speaker.say(RunStopRequested(run=run, reason=reason))
+        await self._journal.publish(RunStopRequested(run=run, reason=reason))
 
     async def resume(self, run: str, checkpoint_step: int | None = None) -> None:
         """Ask for a run to go on: with the kept checkpoint of a step, or (None) as it stands, when it is held."""
-        await self._speaker.say(ResumeRequested(run=run, request=uuid.uuid4().hex, checkpoint_step=checkpoint_step))
+        await self._journal.publish(ResumeRequested(run=run, request=uuid.uuid4().hex, checkpoint_step=checkpoint_step))
 
     async def submit(self, task: TaskSubmitted) -> bool:
         """Publish a task; False when the journal saw this task id in the last ten minutes."""
-        stored = await self._speaker.say(task)
+        stored = await self._journal.publish(task)
         return stored is not None and not stored.duplicate
 
     async def end_tasks(self, run: str) -> None:
         """Say that no more tasks will come."""
-        await self._speaker.say(TasksEnded(run=run))
+        await self._journal.publish(TasksEnded(run=run))
 
     async def runs(self) -> list[str]:
         """Names of the runs whose journals exist."""
-        return sorted(name[2:] for name in await self.bus.stream_names() if name.startswith(journal("")))
+        return sorted(name[2:] for name in await self.bus.stream_names() if name.startswith(journal_stream("")))
 
     async def requested(self, run: str) -> RunConfig | None:
         """What a run is: the document it was started with, or was asked for with; None when nobody asked for it."""
-        started = await self._speaker.first(RunStarted, run) if run in await self.runs() else None
+        started = await self._journal.first(RunStarted, run) if run in await self.runs() else None
         if started is not None:
             return parse_run_config(started.document, source=f"run {run}")
         await self.bus.ensure_stream(_control())
         first = await self.bus.first(CONTROL_STREAM, subject_filter(RunRequested, run=run))
-        request = None if first is None else await self._speaker.open(first)
+        request = None if first is None else await self._journal.open(first)
         return parse_run_config(request.document, source=f"run {run}") if isinstance(request, RunRequested) else None
 
     async def events(
@@ -157,11 +157,11 @@ class Client:
         without: kinds of no use to the caller. What its subject tells to be one of them is not even decoded.
         Raises ConfigError at an event that is kept in the run's store and not in ours: leaving it out would bend every sum.
         """
-        async for record in self.bus.read(journal(run), start_seq=start_seq, follow=follow):
+        async for record in self.bus.read(journal_stream(run), start_seq=start_seq, follow=follow):
             if without and kinds_on(record.subject) <= set(without):
                 continue
             try:
-                yield record, await self._speaker.open(record)
+                yield record, await self._journal.open(record)
             except MalformedMessage as wrong:
                 if BLOB_HEADER in record.headers:
                     raise ConfigError(
@@ -175,7 +175,7 @@ class Client:
         Raises ConfigError where one is kept in a store that is not ours: without it an older checkpoint would seem the newest.
         """
         try:
-            return await read_commits(self.bus, self._speaker, run)
+            return await read_commits(self.bus, self._journal, run)
         except MalformedMessage as wrong:
             raise ConfigError(
                 f"a commit of run {run} cannot be read: {wrong}; give --store URL, the one the services use"
@@ -226,8 +226,8 @@ class Client:
         """Roles that a node was given in the runs whose journals exist, in order of time."""
         found = []
         for run in await self.runs():
-            async for record in self.bus.read(journal(run), filters=(subject_filter(RoleAssigned, run=run, node=node),)):
-                event = await self._speaker.open(record)
+            async for record in self.bus.read(journal_stream(run), filters=(subject_filter(RoleAssigned, run=run, node=node),)):
+                event = await self._journal.open(record)
                 if isinstance(event, RoleAssigned):
                     found.append((record, event))
         return sorted(found, key=lambda pair: pair[0].time)

@@ -33,7 +33,7 @@ async def test_prometheus_reads_what_was_said_and_whether_the_bus_is_there(tmp_p
     url = f"http://127.0.0.1:{settings.metrics_port}/metrics"
 
     before = value_of(read(url), 'seamlessflow_events_said_total{kind="RunStarted",node="n1",service="trainer"}')
-    await context.speaker.say(RunStarted(run="r1", document={}))
+    await context.journal.publish(RunStarted(run="r1", document={}))
     text = read(url)
     end()
 

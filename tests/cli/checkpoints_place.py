@@ -15,7 +15,7 @@ from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import RolledBack, RunHeld, RunStarted, StepsCommitted, TrainerClaimed
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.runtime.journal import Journal
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, publish_folder
 
 RUN = "demo"
@@ -75,7 +75,7 @@ async def publish(client, *events):
     for spec in run_streams(RUN):
         await client.bus.ensure_stream(spec)
     begins = RunStarted(run=RUN, document=CONFIG.model_dump(mode="json"))
-    await Speaker(client.bus, client.store).say_all((begins, *events))
+    await Journal(client.bus, client.store).publish_all((begins, *events))
 
 
 class Place:

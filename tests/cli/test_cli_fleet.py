@@ -25,7 +25,7 @@ from seamlessflow.contracts.fleet import CONFLICT
 from seamlessflow.contracts.routes import BUCKETS, LEASES_BUCKET, NODES_BUCKET, RUNS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import ConfigError
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 
 RUN = "demo"
@@ -155,7 +155,7 @@ async def prepare(url: str) -> None:
     await (await bus.kv(RUNS_BUCKET)).put(RUN, pack_record(state))
     await bus.ensure_stream(run_streams(RUN)[0])
     said = RoleAssigned(run=RUN, node="n1", epoch=3, role=Role.ROLLOUT, tags=("rollout",), reason="no batch is ready")
-    await Speaker(bus, Store("memory://")).say(said)
+    await Journal(bus, Store("memory://")).publish(said)
     await bus.close()
 
 

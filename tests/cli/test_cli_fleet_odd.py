@@ -126,12 +126,12 @@ def test_why_of_a_node_that_never_had_a_lease_says_it_once_and_what_was_taken_aw
 def server(tmp_path_factory) -> Iterator[EmbeddedServer]:
     """A server with one node and no scheduler."""
     started = EmbeddedServer(tmp_path_factory.mktemp("nats")).start()
-    asyncio.run(say(started.url, WORKER))
+    asyncio.run(publish(started.url, WORKER))
     yield started
     started.stop()
 
 
-async def say(url: str, status: NodeStatus) -> None:
+async def publish(url: str, status: NodeStatus) -> None:
     bus = await connect(url, name="test")
     for name in BUCKETS:
         await bus.kv(name)
@@ -148,7 +148,7 @@ def test_an_order_says_what_it_did_not_find_and_who_is_not_there_to_obey(server:
     node_tags.untag("n1", ["h80", "h800"], server.url)
     assert "did not have" not in capsys.readouterr().out, "what it had, and what was said before"
 
-    asyncio.run(say(server.url, SCHEDULER))
+    asyncio.run(publish(server.url, SCHEDULER))
     node_tags.drain("n1", server.url)
     assert NO_SCHEDULER not in capsys.readouterr().out
     with pytest.raises(ConfigError, match="s has only a scheduler, which takes no work"):

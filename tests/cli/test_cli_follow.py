@@ -33,11 +33,11 @@ from seamlessflow.contracts import (
     WeightsPublished,
 )
 from seamlessflow.contracts.routes import RUNS_BUCKET
-from seamlessflow.contracts.streams import journal, run_streams
+from seamlessflow.contracts.streams import journal_stream, run_streams
 from seamlessflow.datasets import Question, Questions, training_task
 from seamlessflow.errors import ConfigError
 from seamlessflow.reports.ledger import Account, Ledger
-from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.runtime.journal import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE, model_path, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
@@ -61,14 +61,14 @@ class Desk:
 
     def __init__(self, folder):
         self.bus, self.store = MemoryBus(), Store(f"file://{folder}/store")
-        self.speaker, self.client = Speaker(self.bus, self.store), Client(self.bus, self.store)
+        self.journal, self.client = Journal(self.bus, self.store), Client(self.bus, self.store)
         self.folder, self.screen = Folder(folder), io.StringIO()
         self.console = Console(file=self.screen, width=1000, soft_wrap=True)
 
     async def begin(self, *events):
         for spec in run_streams("r"):
             await self.bus.ensure_stream(spec)
-        await self.speaker.say_all((RunStarted(run="r", document=CONFIG.model_dump(mode="json")), *events))
+        await self.journal.publish_all((RunStarted(run="r", document=CONFIG.model_dump(mode="json")), *events))
 
     def follower(self):
         return Follower("r", CONFIG, self.folder, self.console)
@@ -140,7 +140,7 @@ async def test_a_second_command_writes_no_step_twice(desk):
     await asyncio.gather(first, return_exceptions=True)
     path = desk.folder.path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"time": 12')
-    await desk.speaker.say_all((step(2), END))
+    await desk.journal.publish_all((step(2), END))
     await desk.follow()
 
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -191,10 +191,10 @@ async def test_a_run_that_has_ended_gets_no_more_tasks(desk):
     """Resumed after its end, it only shows what it came to."""
     await desk.begin(END)
     follower = await desk.follow()
-    before = await desk.bus.last(journal("r"), ">")
+    before = await desk.bus.last(journal_stream("r"), ">")
     await feed(desk.client, "r", CONFIG, QUESTIONS, follower.view)
 
-    assert (await desk.bus.last(journal("r"), ">")).seq == before.seq
+    assert (await desk.bus.last(journal_stream("r"), ">")).seq == before.seq
 
 
 async def test_what_a_queued_run_waits_for_is_said(desk, monkeypatch):
@@ -236,7 +236,7 @@ async def test_a_malformed_message_is_passed_over(desk):
     """Its reader has dead-lettered it."""
     await desk.begin()
     await desk.bus.publish(Message(subject="sf.r.task.a.t", payload=b"\xff", message_id="m"))
-    await desk.speaker.say(END)
+    await desk.journal.publish(END)
 
     assert [type(event) for _, event in [each async for each in desk.client.events("r")]] == [RunStarted, RunEnded]
 

@@ -9,7 +9,7 @@ from seamlessflow.cli.console import make_console
 from seamlessflow.client import Client
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import ConfigError
-from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.runtime.journal import Journal
 from seamlessflow.timeline import Kind, Lanes, Span
 from seamlessflow.timeline.draw.layout import rows_of
 from tests.domain.lanes_builders import ROLLOUT, SERVE, assigned, claimed, loaded, requested, segment, started, taken
@@ -30,9 +30,9 @@ async def journal_on(server, folder, *events):
     async with Client.open(server.url, f"file://{folder}") as client:
         for spec in run_streams("r"):
             await client.bus.ensure_stream(spec)
-        speaker = Speaker(client.bus, client.store)
+        journal = Journal(client.bus, client.store)
         for event in events:
-            await speaker.say(event)
+            await journal.publish(event)
 
 
 async def test_a_run_that_goes_on_is_drawn_up_to_now(own_server, tmp_path):

@@ -54,7 +54,7 @@ async def test_a_run_that_is_held_is_followed_no_longer(desk):
     await desk.begin(claimed(1))
     following = asyncio.create_task(desk.follow())
     async with asyncio.timeout(SECONDS):
-        await desk.speaker.say(held(1))
+        await desk.journal.publish(held(1))
         follower = await following
 
     assert follower.view.held is not None and follower.view.held.reason == "the checkpoint is damaged"
@@ -139,7 +139,7 @@ async def test_a_held_run_is_asked_to_try_again_and_others_are_not(desk):
     """Once for each time that it is held."""
     await desk.begin(claimed(1))
     assert await resume(desk) == []
-    await desk.speaker.say(held(1, "the disk is full"))
+    await desk.journal.publish(held(1, "the disk is full"))
     assert "the disk is full" in (await resume(desk))[0]
     assert await resume(desk) == []
 

@@ -37,7 +37,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.reports.run_view import RunView, StepRow
-from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.runtime.journal import Journal
 from tests.cli.terminal import CTRL_C, Terminal
 
 pytestmark = pytest.mark.system
@@ -57,15 +57,15 @@ class Play:
     """The services, as far as a screen can tell."""
 
     def __init__(self, client: Client, config: dict) -> None:
-        self._client, self._speaker, self._config = client, Speaker(client.bus, client.store), config
+        self._client, self._journal, self._config = client, Journal(client.bus, client.store), config
 
     async def begin(self) -> None:
         for spec in run_streams("r"):
             await self._client.bus.ensure_stream(spec)
-        await self.say(RunStarted(run="r", document=self._config))
+        await self.publish(RunStarted(run="r", document=self._config))
 
-    async def say(self, *events: Event) -> None:
-        await self._speaker.say_all(events)
+    async def publish(self, *events: Event) -> None:
+        await self._journal.publish_all(events)
 
     async def step(self, number: int, reward: float, *ages: tuple[int, int]) -> None:
         """One step, on a group with so many tokens of each weights version, or on none."""
@@ -77,7 +77,7 @@ class Play:
         )  # fmt: skip
         metrics = {"reward": reward, "reward/a": reward}
         taken = StepTaken(run="r", step=number, line=1, weights_version=number, groups=(group,), metrics=metrics)
-        await self.say(*([ready] if ages else []), taken)
+        await self.publish(*([ready] if ages else []), taken)
 
 
 @pytest.fixture
@@ -181,26 +181,26 @@ async def test_the_table_shows_how_the_run_is_doing(play, follow):
     await terminal.wait_for_cell("step", "0/4")
     assert [terminal.cell(label) for label in ("reward", "staleness", "roles", "evaluation")] == ["-"] * 4
 
-    await play.say(role("local-0", Role.ROLLOUT), role("local-1", Role.IDLE), role("local-agents", Role.SERVE))
-    await play.say(role("local-1", Role.TRAIN, epoch=2))
+    await play.publish(role("local-0", Role.ROLLOUT), role("local-1", Role.IDLE), role("local-agents", Role.SERVE))
+    await play.publish(role("local-1", Role.TRAIN, epoch=2))
     await terminal.wait_for_cell("roles", "local-0: rollout, local-1: train")
-    await play.say(opened("g1-0-0"), opened("b-0-0", "before"), opened("d-0-0", "before"))
-    await play.say(started("g1-0-0"), started("b-0-0"), ended("b-0-0", "before"))
+    await play.publish(opened("g1-0-0"), opened("b-0-0", "before"), opened("d-0-0", "before"))
+    await play.publish(started("g1-0-0"), started("b-0-0"), ended("b-0-0", "before"))
     await terminal.wait_for_cell("evaluation", "before 1/2")
     await terminal.wait_for_cell("episodes", "1 running")
 
     for start in (0, 40, 80):
-        await play.say(segment(start, 40))
+        await play.publish(segment(start, 40))
         await asyncio.sleep(0.1)  # a speed needs moments that lie apart
     await terminal.wait_for("120 (")
     speed = re.fullmatch(r"120 \((\d+)/s\)", terminal.cell("tokens"))
     assert speed is not None and 0 < int(speed[1]) < 80 / 0.2
 
-    await play.say(*(published(version) for version in range(3)), loaded(0, 0.25))
+    await play.publish(*(published(version) for version in range(3)), loaded(0, 0.25))
     await play.step(1, 0.1, (0, 30))
     await play.step(2, 0.5, (0, 10), (1, 20))
     await play.step(3, 1.0, (2, 25))
-    await play.say(loaded(3, 0.05))
+    await play.publish(loaded(3, 0.05))
     await terminal.wait_for_cell("pauses", "2 (300 ms)")
     assert terminal.cell("step") == "3/4"
     assert terminal.cell("reward") == "▁▅█"
@@ -220,7 +220,7 @@ async def test_at_the_end_the_table_goes_and_the_lines_stay(play, follow):
     for number in range(1, 5):
         await play.step(number, 0.25 * number)
         await terminal.wait_for_cell("step", f"{number}/4")
-    await play.say(END)
+    await play.publish(END)
 
     assert await terminal.end() == 0
     said = terminal.scrolled()

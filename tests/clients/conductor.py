@@ -28,10 +28,10 @@ from seamlessflow.contracts import (
     WeightsLoaded,
 )
 from seamlessflow.contracts.routes import HINT_POKE, HINT_WEIGHTS, LEASES_BUCKET, WEIGHTS_BUCKET
-from seamlessflow.contracts.streams import journal, run_consumers, run_streams
+from seamlessflow.contracts.streams import journal_stream, run_consumers, run_streams
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import MalformedMessage
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder, weights_path
 from tests.clients.scripted_model import MAX_CONTEXT_TOKENS, MAX_TOKENS, model_files
@@ -54,7 +54,7 @@ class Conductor:
 
     def __init__(self, run: str, bus: JetStreamBus, store: Store) -> None:
         self._run, self._bus, self._store = run, bus, store
-        self._speaker = Speaker(bus, store)
+        self._journal = Journal(bus, store)
         self._epochs, self._versions = itertools.count(1), itertools.count()
 
     async def start_run(self, agent: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Conductor:
             "agents": [{"env": ENV, **agent}],
             "algorithm": {"steps": 1},
         }
-        await self._speaker.say(RunStarted(run=self._run, document=document))
+        await self._journal.publish(RunStarted(run=self._run, document=document))
         publish_folder(self._store, model_path(self._run), model_files(), {})
         await self.publish_weights()
 
@@ -78,7 +78,7 @@ class Conductor:
             run=self._run, episode=EPISODE, origin=origin, shard=0, bucket=0, env=ENV, prompt=PROMPT,
             sampling=Sampling(max_tokens=MAX_TOKENS), seed=1,
         )  # fmt: skip
-        await self._speaker.say(opened)
+        await self._journal.publish(opened)
 
     async def update_in_place(self) -> None:
         """New weights under a worker that goes on sampling; returns when it has them."""
@@ -115,9 +115,9 @@ class Conductor:
     async def events(self, kind: type[E]) -> list[E]:
         """All of a kind, in the journal's order."""
         found = []
-        async for record in self._bus.read(journal(self._run), filters=(subject_filter(kind, run=self._run),)):
+        async for record in self._bus.read(journal_stream(self._run), filters=(subject_filter(kind, run=self._run),)):
             with suppress(MalformedMessage):
-                event = await self._speaker.open(record)
+                event = await self._journal.open(record)
                 if isinstance(event, kind):
                     found.append(event)
         return found

@@ -42,7 +42,7 @@ from seamlessflow.contracts.streams import (
     run_streams,
 )
 from seamlessflow.contracts.subjects import inbox_prefix, subject_of
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights.reader_leases import Reader, Readings, read_readings
 from tests.contracts.examples import EXAMPLES, R
@@ -118,13 +118,13 @@ OWN_PART = {
 async def test_a_service_may_say_everything_that_it_says(guarded, service, tmp_path):
     """Every event of the table is accepted from each service that says it, and can be read back."""
     bus = await guarded.bus(service)
-    speaker = Speaker(bus, Store(f"file://{tmp_path}"))
+    journal = Journal(bus, Store(f"file://{tmp_path}"))
     for event in EXAMPLES:
         route = next(route for route in ROUTES if route.event is type(event))
         if service in route.said_by:
             own = event.model_copy(update={"service": service.value} if "{service}" in route.subject else {})
             async with asyncio.timeout(5):
-                await speaker.say(own)  # None where another service's test said it first: refused, but permitted
+                await journal.publish(own)  # None where another service's test said it first: refused, but permitted
                 assert await bus.last(route.stream.format(run=own.run), subject_of(own)) is not None
     await bus.close()
 
@@ -160,7 +160,7 @@ async def test_a_worker_takes_work_of_a_tag_that_people_made_up(guarded, tmp_pat
     asked = next(event for event in EXAMPLES if type(event).__name__ == "GenerationRequested")
     asked = asked.model_copy(update={"episode": "tagged-0-0", "tag": WORK_TAGS[0], "bucket": 1})
     stream, consumer = queue_stream(Service.ROLLOUT_WORKER, R), generation_consumer(WORK_TAGS, WORK_TAGS[0], 1)
-    await Speaker(manager, Store(f"file://{tmp_path}")).say(asked)
+    await Journal(manager, Store(f"file://{tmp_path}")).publish(asked)
     arrived = asyncio.Event()
 
     async def on_delivery(delivery) -> None:
@@ -216,7 +216,7 @@ async def say_to(guarded: Guarded, service: Service, tmp_path: Path) -> None:
     event = event.model_copy(update={name: value for name, value in changed.items() if name in type(event).model_fields})
     sayer = next(route for route in ROUTES if route.event is type(event)).said_by[0]
     bus = await guarded.bus(sayer)
-    await Speaker(bus, Store(f"file://{tmp_path}")).say(event)
+    await Journal(bus, Store(f"file://{tmp_path}")).publish(event)
     await bus.close()
 
 
@@ -245,14 +245,14 @@ async def test_a_service_keeps_its_presence_reads_its_lease_and_hears_pokes(guar
 
 
 async def test_the_manager_reaches_the_inbox_of_a_gateway(guarded):
-    """The hint of an answer goes straight into the gateway's inbox."""
+    """The hint of an answer goes straight into the gateway's handlers."""
     runner, manager = await guarded.bus(Service.AGENT_RUNNER), await guarded.bus(Service.TRAJECTORY_MANAGER)
     heard: list[bytes] = []
 
     async def on_answer(payload: bytes) -> None:
         heard.append(payload)
 
-    reply = runner.inbox()
+    reply = runner.handlers()
     await runner.on_hint(reply, on_answer)
     async with asyncio.timeout(10):
         while not heard:

@@ -191,7 +191,7 @@ def test_no_subject_is_written_anywhere_but_in_the_table():
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.claimed is not None], ids=by_name)
 def test_what_needs_a_claim_is_published_by_one(route):
     """No service publishes it as it publishes everything else, without a comparison."""
-    without_claim = re.compile(rf"\.say\(\s*(?:\w+\.)?{route.event.__name__}\(")
+    without_claim = re.compile(rf"\.publish\(\s*(?:\w+\.)?{route.event.__name__}\(")
     modules = [path for folder in ("services", "shared") for path in (ROOT / folder).rglob("*.py")]
 
     assert not [str(path) for path in modules if without_claim.search(path.read_text())]

@@ -186,11 +186,11 @@ class Holder:
     def say_tokens(self) -> None:
         """Everything unsaid, while it is not known whether more comes."""
         end, self.end = self.end, None
-        self.say()
+        self.publish()
         if self.has_begun:  # else its claim was refused, and the end went with what was sampled on it
             self.end = end
 
-    def say(self) -> None:
+    def publish(self) -> None:
         """Everything unsaid, and the end when there is one, with the last of it; then the acknowledgement."""
         assert self.unsaid is not None and self.chain is not None
         try:
@@ -261,7 +261,7 @@ def test_however_often_it_moves_on_it_ends_with_the_same_token(truth, counts):
             break
         holder.sample(count)
         holder.end = None if number % 2 else holder.end
-        holder.say()
+        holder.publish()
         check(journal, truth)
     finish(journal, truth)
     check(journal, truth)
@@ -290,7 +290,7 @@ def act(action: str, which: int, count: int, journal: Journal, holders: list[Hol
     elif action == "say_tokens":
         holder.say_tokens()
     else:
-        holder.say()
+        holder.publish()
 
 
 def abandon(holders: list[Holder]) -> None:
@@ -307,7 +307,7 @@ def finish(journal: Journal, truth: Truth) -> None:
     last.claim()
     if not last.is_gone:
         last.sample(100)
-        last.say()
+        last.publish()
     assert last.acked
 
 

@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-
 from seamlessflow.blobs import Store
+from seamlessflow.bus.memory_server import MemoryServer
+from seamlessflow.run_config import RunConfig, parse_run_config
+
 from seamlessflow.bus.base import Record
 from seamlessflow.bus.memory import MemoryBus
-from seamlessflow.bus.memory_server import MemoryServer
 from seamlessflow.contracts import Event
 from seamlessflow.contracts.routes import LEASES_BUCKET, RUNS_BUCKET, WEIGHTS_BUCKET
-from seamlessflow.contracts.streams import control_streams, journal, run_consumers, run_streams
+from seamlessflow.contracts.streams import control_streams, journal_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
-from seamlessflow.run_config import RunConfig, parse_run_config
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 
 FOLDER = Path(__file__).parent
 JOURNAL_FILE, STORE_FILE, FACTS_FILE = "journal.msgpack.xz", "store.tar.xz", "facts.json"
@@ -52,8 +52,8 @@ class Recording:
     buckets: Mapping[str, Mapping[str, bytes]]
 
     @property
-    def journal(self) -> Sequence[Record]:
-        return self.streams[journal(self.run)]
+    def journal_stream(self) -> Sequence[Record]:
+        return self.streams[journal_stream(self.run)]
 
     @classmethod
     def load(cls, name: str) -> Recording:
@@ -75,10 +75,10 @@ class Recording:
 
     async def events(self, store: Store) -> list[tuple[Record, Event]]:
         """The journal's, each with its record; what nobody can read is left out, as every reader does."""
-        speaker, opened = Speaker(MemoryBus(), store), []
+        journal, opened = Journal(MemoryBus(), store), []
         for record in self.journal:
             try:
-                opened.append((record, await speaker.open(record)))
+                opened.append((record, await journal.open(record)))
             except MalformedMessage:
                 continue
         return opened

@@ -43,10 +43,10 @@ from seamlessflow.contracts import (
     WeightsPublished,
 )
 from seamlessflow.contracts.routes import WEIGHTS_BUCKET
-from seamlessflow.contracts.streams import all_buckets, consumer_name, generation_consumer, journal, queue_stream
+from seamlessflow.contracts.streams import all_buckets, consumer_name, generation_consumer, journal_stream, queue_stream
 from seamlessflow.contracts.tags import slot_tag
 from seamlessflow.errors import MalformedMessage
-from seamlessflow.runtime import Context, Speaker, make_context
+from seamlessflow.runtime import Context, Journal, make_context
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.fetch import fetch_version
@@ -75,7 +75,7 @@ class Resumed:
         self.run, self.config, self.server, self.store, self._folder = recording.run, config, server, store, folder
         self.num_recorded = recording.journal[-1].seq
         self.bus = MemoryBus(server)
-        self.speaker = Speaker(self.bus, store)
+        self.journal = Journal(self.bus, store)
         self._model: Any = None
         self._policy: Policy | None = None
         self._mine: set[str] = set()
@@ -95,7 +95,7 @@ class Resumed:
 
     async def published(self, weights_version: int) -> dict[str, Tensor]:
         """The same of a version, as who has nothing fetches it."""
-        version = await self.speaker.first(WeightsPublished, self.run, weights_version=weights_version)
+        version = await self.journal.first(WeightsPublished, self.run, weights_version=weights_version)
         assert version is not None
         if self.config.lora is not None:
             return load_file(self._folder / "store" / version.path / "adapter_model.safetensors")
@@ -140,9 +140,9 @@ class Resumed:
     async def events(self, *, new: bool = False) -> list[Event]:
         """The journal; ``new``: without what was recorded."""
         opened = []
-        async for record in self.bus.read(journal(self.run), start_seq=self.num_recorded + 1 if new else 1):
+        async for record in self.bus.read(journal_stream(self.run), start_seq=self.num_recorded + 1 if new else 1):
             try:
-                opened.append(await self.speaker.open(record))
+                opened.append(await self.journal.open(record))
             except MalformedMessage:
                 continue
         return opened
@@ -198,22 +198,22 @@ class Resumed:
 
     async def _on_opened(self, opened: EpisodeOpened) -> None:
         """The queue has every episode that was ever opened."""
-        if opened.episode in self._mine or await self.speaker.first(EpisodeEnded, self.run, episode=opened.episode):
+        if opened.episode in self._mine or await self.journal.first(EpisodeEnded, self.run, episode=opened.episode):
             return
-        if await self.speaker.first(EpisodeStarted, self.run, episode=opened.episode):
+        if await self.journal.first(EpisodeStarted, self.run, episode=opened.episode):
             await self._end(opened, EpisodeStatus.RUNNER_LOST)
             return
         self._mine.add(opened.episode)
-        await self.speaker.say(EpisodeStarted(run=self.run, episode=opened.episode, runner="played"))
+        await self.journal.publish(EpisodeStarted(run=self.run, episode=opened.episode, runner="played"))
         request = await self._call(opened)
-        await self.speaker.say(request)
-        while await self.speaker.first(CallAnswered, self.run, episode=opened.episode, call=request.call) is None:
+        await self.journal.publish(request)
+        while await self.journal.first(CallAnswered, self.run, episode=opened.episode, call=request.call) is None:
             await asyncio.sleep(LOOK_SECONDS)
         await self._end(opened, EpisodeStatus.COMPLETED, reward=float(opened.origin.index % 2), num_calls=1)
 
     async def _end(self, opened: EpisodeOpened, status: EpisodeStatus, **fields: Any) -> None:
         same = {"run": self.run, "episode": opened.episode, "shard": opened.shard, "origin": opened.origin}
-        await self.speaker.say(EpisodeEnded(**same, status=status, **fields))
+        await self.journal.publish(EpisodeEnded(**same, status=status, **fields))
 
     async def _call(self, opened: EpisodeOpened) -> CallRequested:
         message = {"role": "user", "content": opened.prompt}
@@ -243,7 +243,7 @@ class Resumed:
             return
         policy = await self._sampler()
         sample = policy.sample(request.suffix, NUM_TOKENS)
-        await self.speaker.say(
+        await self.journal.publish(
             SegmentSampled(
                 run=self.run,
                 episode=request.episode,

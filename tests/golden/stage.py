@@ -21,7 +21,7 @@ from seamlessflow.cli.run_location import Address, Folder
 from seamlessflow.client import Client
 from seamlessflow.contracts import Event
 from seamlessflow.contracts.routes import CONTROL_STREAM
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from tests.system.conftest import Training, environment, until
 
 from .recordings import BUCKETS, Recording
@@ -100,7 +100,7 @@ class Stage:
         server = EmbeddedServer(self.server.server).start(lock_seconds=30)
         try:
             bus = await connect(server.url, name="record")
-            streams = {name: [each async for each in bus.read(name)] for name in (CONTROL_STREAM, journal(self.run))}
+            streams = {name: [each async for each in bus.read(name)] for name in (CONTROL_STREAM, journal_stream(self.run))}
             buckets = {}
             for name in BUCKETS:
                 entries = await (await bus.kv(name)).entries()

@@ -14,7 +14,7 @@ from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import DropReason, GroupDropped, StepsCommitted, TrainerClaimed, TrainerStarted
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import Superseded
-from seamlessflow.runtime import CommitClaim, Speaker, read_commits
+from seamlessflow.runtime import CommitClaim, Journal, read_commits
 from seamlessflow.store.large_payloads import Store
 
 RUN = "r"
@@ -32,12 +32,12 @@ async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-def speaker(bus: Bus, tmp_path: Path) -> Speaker:
-    return Speaker(bus, Store(f"file://{tmp_path}"))
+def journal(bus: Bus, tmp_path: Path) -> Journal:
+    return Journal(bus, Store(f"file://{tmp_path}"))
 
 
-def claim_of(bus: Bus, speaker: Speaker, who: str = "a") -> CommitClaim:
-    return CommitClaim(bus, speaker, RUN, f"trainer {who}")
+def claim_of(bus: Bus, journal: Journal, who: str = "a") -> CommitClaim:
+    return CommitClaim(bus, journal, RUN, f"trainer {who}")
 
 
 def committed(claim: CommitClaim, step: int) -> StepsCommitted:
@@ -48,9 +48,9 @@ def dropped(claim: CommitClaim, group: str) -> GroupDropped:
     return GroupDropped(run=RUN, group=group, reason=DropReason.STALE, nonce=claim.nonce)
 
 
-async def test_claims_at_the_same_time_have_lines_of_their_own_and_the_last_one_holds(bus: Bus, speaker: Speaker):
+async def test_claims_at_the_same_time_have_lines_of_their_own_and_the_last_one_holds(bus: Bus, journal: Journal):
     """Ten of them; nine are superseded."""
-    claims = [claim_of(bus, speaker, str(number)) for number in range(10)]
+    claims = [claim_of(bus, journal, str(number)) for number in range(10)]
     await asyncio.gather(*(claim.take() for claim in claims))
     last = max(claims, key=lambda claim: claim.line)
 
@@ -64,51 +64,51 @@ async def test_claims_at_the_same_time_have_lines_of_their_own_and_the_last_one_
             assert claim.lost.is_set()
 
 
-async def test_a_line_counts_on_from_lines_that_began_without_a_claim(bus: Bus, speaker: Speaker):
+async def test_a_line_counts_on_from_lines_that_began_without_a_claim(bus: Bus, journal: Journal):
     """An earlier release's."""
-    await speaker.say(TrainerStarted(run=RUN, line=4, step=0, weights_version=0))
-    claim = claim_of(bus, speaker)
+    await journal.publish(TrainerStarted(run=RUN, line=4, step=0, weights_version=0))
+    claim = claim_of(bus, journal)
     await claim.take()
 
     assert claim.line == 5
 
 
-async def test_commits_and_drops_beside_each_other_all_get_through(bus: Bus, speaker: Speaker):
+async def test_commits_and_drops_beside_each_other_all_get_through(bus: Bus, journal: Journal):
     """A commit moves the fence under a drop that is on its way: it is tried again."""
-    claim = claim_of(bus, speaker)
+    claim = claim_of(bus, journal)
     await claim.take()
     drops = [claim.append(dropped(claim, f"d{number}")) for number in range(20)]
     commits = [claim.append(committed(claim, step)) for step in range(1, 6)]
     await asyncio.gather(*drops, *commits)
 
-    history = await read_commits(bus, speaker, RUN)
+    history = await read_commits(bus, journal, RUN)
     assert [commit.step for commit in history.named] == [1, 2, 3, 4, 5]
-    assert len(await speaker.all_on(GroupDropped, RUN)) == 20
+    assert len(await journal.all_on(GroupDropped, RUN)) == 20
 
 
 @pytest.mark.parametrize("kind", ["commit", "drop"])
-async def test_after_a_newer_claim_nothing_of_the_older_one_is_stored(kind: str, bus: Bus, speaker: Speaker):
+async def test_after_a_newer_claim_nothing_of_the_older_one_is_stored(kind: str, bus: Bus, journal: Journal):
     """On the subject of commits and on any other."""
-    older, newer = claim_of(bus, speaker, "a"), claim_of(bus, speaker, "b")
+    older, newer = claim_of(bus, journal, "a"), claim_of(bus, journal, "b")
     await older.take()
     await older.append(committed(older, 1))
     await newer.take()
 
     with pytest.raises(Superseded):
         await older.append(committed(older, 2) if kind == "commit" else dropped(older, "g"))
-    assert [commit.step for commit in (await read_commits(bus, speaker, RUN)).named] == [1]
-    assert await speaker.all_on(GroupDropped, RUN) == []
+    assert [commit.step for commit in (await read_commits(bus, journal, RUN)).named] == [1]
+    assert await journal.all_on(GroupDropped, RUN) == []
     await newer.append(committed(newer, 2))
 
 
-async def test_no_trainer_claims_a_run_that_is_being_closed_but_another_scheduler_does(bus: Bus, speaker: Speaker):
+async def test_no_trainer_claims_a_run_that_is_being_closed_but_another_scheduler_does(bus: Bus, journal: Journal):
     """The one that leads by then closes the rest."""
-    await claim_of(bus, speaker, "scheduler a").take(closes=True)
+    await claim_of(bus, journal, "scheduler a").take(closes=True)
 
     with pytest.raises(Superseded, match="is being closed") as refused:
-        await claim_of(bus, speaker).take()
+        await claim_of(bus, journal).take()
     assert refused.value.is_closing
-    await claim_of(bus, speaker, "scheduler b").take(closes=True)
+    await claim_of(bus, journal, "scheduler b").take(closes=True)
 
 
 class LosesAcknowledgements(MemoryBus):
@@ -126,20 +126,20 @@ async def test_a_commit_whose_acknowledgement_was_lost_is_known_for_our_own(tmp_
     bus = LosesAcknowledgements()
     for stream in run_streams(RUN):
         await bus.ensure_stream(stream)
-    speaker = Speaker(bus, Store(f"file://{tmp_path}"))
-    claim = claim_of(bus, speaker)
+    journal = Journal(bus, Store(f"file://{tmp_path}"))
+    claim = claim_of(bus, journal)
     await claim.take()
     bus.is_lossy = True
     await claim.append(committed(claim, 1))
     await claim.append(committed(claim, 2))
 
-    assert [commit.step for commit in (await read_commits(bus, speaker, RUN)).named] == [1, 2]
+    assert [commit.step for commit in (await read_commits(bus, journal, RUN)).named] == [1, 2]
 
 
 async def test_of_two_claims_that_got_the_same_place_only_the_one_in_the_journal_commits(tmp_path: Path):
     """A server that lost its journal's end gives a sequence away twice: the lost claim's commit is stored, and found out."""
     before, after = MemoryBus(), MemoryBus()
-    speakers: Sequence[Speaker] = [Speaker(bus, Store(f"file://{tmp_path}")) for bus in (before, after)]
+    speakers: Sequence[Journal] = [Journal(bus, Store(f"file://{tmp_path}")) for bus in (before, after)]
     for bus in (before, after):
         for stream in run_streams(RUN):
             await bus.ensure_stream(stream)
@@ -147,7 +147,7 @@ async def test_of_two_claims_that_got_the_same_place_only_the_one_in_the_journal
     await lost.take()
     kept = claim_of(after, speakers[1], "b")
     await kept.take()
-    lost._bus, lost._speaker = after, speakers[1]  # the same server, after the power came back
+    lost._bus, lost._journal = after, speakers[1]  # the same server, after the power came back
 
     with pytest.raises(Superseded, match="the server lost the end of its journal"):
         await lost.append(committed(lost, 1))
@@ -156,9 +156,9 @@ async def test_of_two_claims_that_got_the_same_place_only_the_one_in_the_journal
     assert len(await speakers[1].all_on(TrainerClaimed, RUN)) == 2
 
 
-async def test_a_claim_that_was_lost_stays_lost_and_tells_how(bus: Bus, speaker: Speaker):
+async def test_a_claim_that_was_lost_stays_lost_and_tells_how(bus: Bus, journal: Journal):
     """Each later use gives the same answer, also that the run is being closed, until the claim is taken anew."""
-    claim, closing = claim_of(bus, speaker), claim_of(bus, speaker, "scheduler")
+    claim, closing = claim_of(bus, journal), claim_of(bus, journal, "scheduler")
     await claim.take()
     await closing.take(closes=True)
     told = []

@@ -12,7 +12,7 @@ from seamlessflow.weights.manifest import DELTA_FILE, version_facts
 from seamlessflow.weights.safetensors_file import tensor_digests
 from tests.store.small_disk import files_of_at_most
 from tests.store.weights_builders import safetensors, stepped
-from tests.store.weights_place import LINE, RUN, Place, command, path_of, publish, say_published
+from tests.store.weights_place import LINE, RUN, Place, command, path_of, publish, publish_version
 
 
 @pytest.mark.parametrize("with_server", [True, False])
@@ -84,7 +84,7 @@ def test_verify_counts_what_it_read(place: Place, monkeypatch):
     def overtaken(verifier: verifying.Verifier, listed: Listed) -> verifying.Verified:
         if listed.weights_version == 6:
             publish(place.store, 8)
-            place.do(lambda client: say_published(client, 8))
+            place.do(lambda client: publish_version(client, 8))
             remove_folder(place.store, path_of(6))
         return verify(verifier, listed)
 

@@ -18,7 +18,7 @@ from seamlessflow.contracts import RunEnded, WeightsHead, WeightsPublished
 from seamlessflow.contracts.routes import WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.runtime.journal import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE, model_path, publish_folder, weights_path
 from seamlessflow.weights.delta import encode
@@ -75,10 +75,10 @@ def publish(store: Store, version: int, *, is_full: bool = False) -> None:
     publish_folder(store, path_of(version), files, facts)
 
 
-async def say_published(client: Client, version: int) -> None:
+async def publish_version(client: Client, version: int) -> None:
     path = path_of(version)
     published = WeightsPublished(run=RUN, weights_version=version, step=version, path=path, num_bytes=1, wall_seconds=0.0)
-    await Speaker(client.bus, client.store).say(published)
+    await Journal(client.bus, client.store).publish(published)
     head = WeightsHead(weights_version=version, step=version, path=path, epoch=0)
     await (await client.bus.kv(WEIGHTS_BUCKET)).put(RUN, pack_record(head))
 
@@ -104,19 +104,19 @@ class Place:
         for version in range(NEWEST + 1):
             publish(self.store, version)
 
-        async def say(client: Client) -> None:
+        async def events(client: Client) -> None:
             for spec in run_streams(RUN):
                 await client.bus.ensure_stream(spec)
             for version in range(NEWEST + 1):
-                await say_published(client, version)
+                await publish_version(client, version)
 
-        self.do(say)
+        self.do(events)
 
     def end(self) -> None:
-        async def say(client: Client) -> None:
-            await Speaker(client.bus, client.store).say(RunEnded(run=RUN, reason="completed", steps=NEWEST))
+        async def events(client: Client) -> None:
+            await Journal(client.bus, client.store).publish(RunEnded(run=RUN, reason="completed", steps=NEWEST))
 
-        self.do(say)
+        self.do(events)
 
     def damage(self, version: int, name: str) -> None:
         path = f"{path_of(version)}/{name}"

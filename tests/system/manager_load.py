@@ -30,10 +30,10 @@ from seamlessflow.contracts import (
     TaskSubmitted,
 )
 from seamlessflow.contracts.routes import CONTROL_STREAM, LEASES_BUCKET, NODES_BUCKET
-from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
+from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_trajectory_manager.replay import replay_run
@@ -76,20 +76,20 @@ class ManagerLoad:
     async def start(self, *managers: str) -> None:
         """Services, run, episodes; returns when every episode was answered twice."""
         self._bus = await self.services.connect()
-        self._speaker = Speaker(self._bus, self._store)
+        self._journal = Journal(self._bus, self._store)
         publish_folder(self._store, model_path(RUN), model_files(), {})
         await self.services.start("scheduler", Service.SCHEDULER)
         for node in managers:
             await self.services.start(node, Service.TRAJECTORY_MANAGER)
         await self.until(lambda: self._has_stream(CONTROL_STREAM))
-        await self._speaker.say(RunRequested(run=RUN, document=self._document()))
+        await self._journal.publish(RunRequested(run=RUN, document=self._document()))
         await self.until(lambda: self._has_stream(queue_stream(Service.AGENT_RUNNER, RUN)))
-        self._inbox = self._bus.inbox()
-        await self._bus.on_hint(self._inbox, self._on_hint)
+        self._handlers = self._bus.handlers()
+        await self._bus.on_hint(self._handlers, self._on_hint)
         await self._consume(Service.ROLLOUT_WORKER, "rollout.0", self._on_generation, priority=0)
         await self._consume(Service.AGENT_RUNNER, "env", self._on_opened)
         for number in range(self.num_episodes // GROUP_SIZE):
-            await self._speaker.say(TaskSubmitted(run=RUN, task=f"t{number}", env="env", prompt="go on", data={}))
+            await self._journal.publish(TaskSubmitted(run=RUN, task=f"t{number}", env="env", prompt="go on", data={}))
         await self.until(lambda: sum(call.answered is not None for call in self.calls) >= 2 * self.num_episodes)
 
     async def shards_of(self, node: str) -> tuple[str, ...]:
@@ -165,10 +165,10 @@ class ManagerLoad:
         await asyncio.sleep(THINK_SECONDS)
         engine = self._engines[request.episode]
         if request.generation not in engine.fed:
-            await self._speaker.say_all(joined(engine.generates(request, "the sum is seven<|im_end|>", cuts=[5])))
+            await self._journal.publish_all(joined(engine.generates(request, "the sum is seven<|im_end|>", cuts=[5])))
 
     async def _on_hint(self, payload: bytes) -> None:
-        answer = decode(self._inbox, payload)
+        answer = decode(self._handlers, payload)
         if isinstance(answer, CallAnswered) and answer.call in self.hints and not self.hints[answer.call].done():
             self.hints[answer.call].set_result(answer)
 
@@ -189,21 +189,21 @@ class ManagerLoad:
         answers = await asyncio.gather(main, *asides)
         assert all(answer.error is None for answer in answers)
         ends = agent.ends(num_calls=number + len(answers)).model_copy(update={"shard": opened.shard, "origin": opened.origin})
-        await self._speaker.say(ends)
+        await self._journal.publish(ends)
 
     async def _ask(self, agent: Agent, history: list[dict[str, Any]], opened: EpisodeOpened) -> CallAnswered:
         call = f"c{secrets.token_hex(8)}"
-        asked = agent.asks(history, reply=self._inbox, call=call, shard=opened.shard, bucket=opened.bucket)
+        asked = agent.asks(history, reply=self._handlers, call=call, shard=opened.shard, bucket=opened.bucket)
         asked = asked.model_copy(update={"origin": opened.origin})
         hinted = self.hints[call] = asyncio.get_running_loop().create_future()
         waited = Waited(time.monotonic())
         self.calls.append(waited)
-        await self._speaker.say(asked)
+        await self._journal.publish(asked)
         while not self._is_closed:  # before Python 3.12 a cancellation that meets a time-out can be swallowed
             done, _ = await asyncio.wait({hinted}, timeout=LOOK_SECONDS)
             answer = hinted.result() if done else None
             with suppress(Unavailable):
-                answer = answer or await self._speaker.first(CallAnswered, RUN, episode=opened.episode, call=call)
+                answer = answer or await self._journal.first(CallAnswered, RUN, episode=opened.episode, call=call)
             if answer is not None:
                 waited.answered = time.monotonic()
                 del self.hints[call]
@@ -212,6 +212,6 @@ class ManagerLoad:
 
     async def _all_are_judged(self) -> bool:
         judged = 0
-        async for _ in self._bus.read(journal(RUN), filters=(subject_filter(SamplesReady, run=RUN),)):
+        async for _ in self._bus.read(journal_stream(RUN), filters=(subject_filter(SamplesReady, run=RUN),)):
             judged += 1
         return judged >= len(self._episodes)

@@ -34,7 +34,7 @@ from seamlessflow.contracts import (
     StepTaken,
 )
 from seamlessflow.contracts.routes import NODES_BUCKET
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 
 from .conftest import environment
@@ -117,7 +117,7 @@ class GangFleet:
         """Follow the roles; kill one process after the other, each in a hand-over of its own; returns who was killed."""
         deaths: list[str] = []
         patterns = [subject_filter(kind, run="gang") for kind in ROLES]
-        async for record in self.bus.read(journal("gang"), filters=patterns, follow=True):
+        async for record in self.bus.read(journal_stream("gang"), filters=patterns, follow=True):
             event = decode(record.subject, record.payload, record.headers)
             if isinstance(event, RunEnded) or len(deaths) == 3:
                 break
@@ -182,7 +182,7 @@ async def fleet_of(training) -> AsyncIterator[GangFleet]:
             assert training.process.poll() is None, training.text()[-3000:]
             await asyncio.sleep(0.1)
         bus = await connect(address.nats_url, name="test")
-        while journal("gang") not in await bus.stream_names():
+        while journal_stream("gang") not in await bus.stream_names():
             await asyncio.sleep(0.1)
     fleet = GangFleet(bus, address, folder.work.resolve(), training.folder)
     fleet.start_trainers(*NODES[:-1])

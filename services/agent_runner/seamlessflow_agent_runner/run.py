@@ -100,7 +100,7 @@ class Membership:
             for agent in config.agents
         }
         slots = config.version_slots
-        pinning = Pinning(context.speaker, run, slots, self._say_versions) if slots else None
+        pinning = Pinning(context.journal, run, slots, self._say_versions) if slots else None
         self._running = Running(around, config, self._judges, pinning)
 
     async def hold(self, envs: Iterable[str]) -> None:
@@ -216,7 +216,7 @@ class Membership:
 
     async def _end_delivery(self, delivery: Delivery, outlet: Outlet | None) -> None:
         try:
-            opened = await self._context.inbox.open(delivery)
+            opened = await self._context.handlers.open(delivery)
             if not isinstance(opened, EpisodeOpened):
                 raise BadInput(f"{delivery.subject}: expected EpisodeOpened, got {type(opened).__name__}")
             if await self._running.is_done(opened, delivery, outlet):
@@ -230,7 +230,7 @@ class Membership:
             if outlet is not None:
                 outlet.found_lost()
         except BadInput as wrong:
-            await self._context.inbox.bury(delivery, str(wrong))
+            await self._context.handlers.dead_letter(delivery, str(wrong))
         except Unavailable as wrong:
             log.warning("episode.delayed", subject=delivery.subject, reason=str(wrong))
             await delivery.nak(RETRY_SECONDS)

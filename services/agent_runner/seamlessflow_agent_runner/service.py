@@ -52,8 +52,8 @@ class AgentRunner:
 
     @asynccontextmanager
     async def _surroundings(self) -> AsyncIterator[Surroundings]:
-        settings, speaker, sessions = self._settings, self._context.speaker, Sessions()
-        calls, episodes = CallDesk(self._context.bus, speaker), EpisodeDesk(speaker)
+        settings, journal, sessions = self._settings, self._context.journal, Sessions()
+        calls, episodes = CallDesk(self._context.bus, journal), EpisodeDesk(journal)
         access = Access(settings.gateway_token, settings.gateway_host, settings.gateway_url)
         gateway = Gateway(sessions, calls, EpisodeRoutes(episodes, access, settings.gateway_url))
         async with AsyncExitStack() as stack:
@@ -69,7 +69,7 @@ class AgentRunner:
                 nursery = Nursery()
                 stack.push_async_callback(nursery.close)
                 hosting = Hosting(nursery, MemoryWatch(), folder.path, settings.kill_grace_seconds, gateway.base_url)
-            yield Surroundings(speaker, sessions, settings.instance, episodes, hosting)
+            yield Surroundings(journal, sessions, settings.instance, episodes, hosting)
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[AgentsFolder]:
@@ -93,7 +93,7 @@ class AgentRunner:
 
     async def _join(self, run: str, around: Surroundings) -> Membership:
         self._context.presence.update(state=f"waiting for run {run} to be started")
-        config = await read_run(self._context.speaker, run)
+        config = await read_run(self._context.journal, run)
         return Membership(self._context, self._settings, around, run, config)
 
     async def _leave(self) -> None:

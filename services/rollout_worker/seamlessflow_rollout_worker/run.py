@@ -32,7 +32,7 @@ from .weights.local_versions import Fetched, LocalVersions
 from .weights.pinned_versions import Keeping
 from .weights.store_reader import first_weights
 from .weights.update_deadlines import DEADLINE_SECONDS, Step
-from .weights.updater import WeightsFollower, say_loaded
+from .weights.updater import WeightsFollower, publish_loaded
 
 # What a worker has for one run once its engine has started: the parts, and how they are wired to each other.
 
@@ -83,8 +83,8 @@ def assembled(
     sampler = Sampler(
         engine,
         context.bus,
-        context.speaker,
-        context.inbox,
+        context.journal,
+        context.handlers,
         Texts(versions.load_tokenizer),
         worker=settings.instance,
         pace=pace,
@@ -98,7 +98,7 @@ def assembled(
     follower = WeightsFollower(
         engine,
         context.bus,
-        context.speaker,
+        context.journal,
         versions,
         run=run,
         worker=settings.instance,
@@ -113,7 +113,7 @@ def assembled(
         keeping = Keeping(
             engine,
             context.bus,
-            context.speaker,
+            context.journal,
             versions,
             follower,
             run=run,
@@ -268,7 +268,7 @@ class Tenure:
         self._intake = parts.intake
         if self._keeping is not None and self._lease is not None:
             self._keeping.heed(self._lease)
-        await say_loaded(context.speaker, self.run, worker, fetched, node=node, pause_seconds=0.0, num_frozen=0)
+        await publish_loaded(context.journal, self.run, worker, fetched, node=node, pause_seconds=0.0, num_frozen=0)
         self._following = self._go_on(parts.follower.run())
         if self._keeping is not None:
             self._bringing = self._go_on(self._keeping.run())

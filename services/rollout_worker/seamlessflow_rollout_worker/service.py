@@ -186,7 +186,7 @@ class RolloutWorker:
     async def _join(self, lease: Lease) -> None:
         assert lease.run is not None
         self._say_state(f"waits for run {lease.run}")
-        config = await self._unless_newer(read_run(self._context.speaker, lease.run))
+        config = await self._unless_newer(read_run(self._context.journal, lease.run))
         self._tenure = Tenure(
             self._context,
             self._settings,
@@ -207,7 +207,7 @@ class RolloutWorker:
         self._say_state("loads weights")
         await tenure.start()
         self._say_state("sampling")
-        await self._context.speaker.say(
+        await self._context.journal.publish(
             RoleTaken(run=tenure.run, node=self._settings.node, epoch=lease.epoch, service=Service.ROLLOUT_WORKER)
         )
 
@@ -217,7 +217,7 @@ class RolloutWorker:
         log.error("run.cannot_be_served", run=lease.run, reason=reason)
         self._say_state(f"failed: {reason}"[:300])
         if lease.run is not None:
-            await stop_run(self._context.speaker, Service.ROLLOUT_WORKER, lease.run, reason)
+            await stop_run(self._context.journal, Service.ROLLOUT_WORKER, lease.run, reason)
 
     async def _release(self, tenure: Tenure, lease: Lease) -> None:
         self._lock.release()
@@ -230,7 +230,7 @@ class RolloutWorker:
             num_handed_back=self._num_handed_back,
         )
         self._num_handed_back = 0
-        await self._context.speaker.say(released)
+        await self._context.journal.publish(released)
 
     async def _unless_newer(self, wait: Coroutine[Any, Any, T]) -> T:
         """Wait, but give up when a newer lease comes: raises NewerLease."""

@@ -12,9 +12,9 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import Lease, Role, RoleAssigned
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.errors import MalformedMessage, SequenceMismatch, Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 
 from .fleet_state import HeldLease
 from .policy import Assignment
@@ -39,7 +39,7 @@ class RoleWords:
         self._due: dict[str, deque[RoleAssigned]] = {}
         self._speaking: dict[str, asyncio.Task[None]] = {}
 
-    async def say(self, event: RoleAssigned) -> None:
+    async def publish(self, event: RoleAssigned) -> None:
         """Returns when it is stored or refused, after PATIENCE_SECONDS, or at once where its journal is behind already."""
         self._due.setdefault(event.run, deque()).append(event)
         if event.run not in self._speaking:
@@ -47,7 +47,7 @@ class RoleWords:
             await asyncio.wait((speaking,), timeout=PATIENCE_SECONDS)
 
     async def end(self) -> None:
-        """Say nothing more; what was not said is found by the next leader (``LeaseBook.say_again``)."""
+        """Say nothing more; what was not said is found by the next leader (``LeaseBook.republish``)."""
         speaking = [*self._speaking.values()]
         for task in speaking:
             task.cancel()
@@ -69,9 +69,9 @@ class RoleWords:
 class LeaseBook:
     """The leading scheduler is the only writer, so the picture is read once, and again after a refusal."""
 
-    def __init__(self, bus: Bus, speaker: Speaker) -> None:
-        self._bus, self._speaker = bus, speaker
-        self._words = RoleWords(speaker.say)
+    def __init__(self, bus: Bus, journal: Journal) -> None:
+        self._bus, self._journal = bus, journal
+        self._words = RoleWords(journal.publish)
         self.leases: dict[str, HeldLease] = {}
 
     async def load(self, now: float) -> None:
@@ -104,22 +104,22 @@ class LeaseBook:
         await self._bus.hint(HINT_POKE.format(node=assignment.node), b"")
         log.info("lease.written", node=assignment.node, **lease.model_dump(mode="json"))
         former = held.lease.run if held is not None else None
-        if former is not None and former != lease.run and journal(former) in await self._bus.stream_names():
-            await self._words.say(role_assigned(former, assignment.node, lease))
+        if former is not None and former != lease.run and journal_stream(former) in await self._bus.stream_names():
+            await self._words.publish(role_assigned(former, assignment.node, lease))
         if lease.run is not None:
-            await self._words.say(role_assigned(lease.run, assignment.node, lease))
+            await self._words.publish(role_assigned(lease.run, assignment.node, lease))
 
     async def end(self) -> None:
         """Say nothing more."""
         await self._words.end()
 
-    async def say_again(self, run: str) -> None:
+    async def republish(self, run: str) -> None:
         """Say the assignments of a run that a scheduler wrote and then died before saying."""
         for node, held in self.leases.items():
             if held.lease.run == run:
-                said = await self._speaker.last(RoleAssigned, run, node=node)
+                said = await self._journal.last(RoleAssigned, run, node=node)
                 if said is None or said.epoch < held.lease.epoch:
-                    await self._words.say(role_assigned(run, node, held.lease))
+                    await self._words.publish(role_assigned(run, node, held.lease))
 
 
 def next_lease(assignment: Assignment, held: HeldLease | None, now: float) -> Lease:

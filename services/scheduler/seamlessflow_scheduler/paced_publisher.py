@@ -48,11 +48,11 @@ class Turn:
 
 
 class Voice:
-    """One run's. ``say_slice`` is called with the turn held and tells whether more may be due; ``said`` after the last one."""
+    """Paces what one run publishes. ``publish_slice`` is called with the turn held and tells whether more may be due."""
 
-    def __init__(self, run: str, turn: Turn, say_slice: Callable[[], Awaitable[bool]], said: Callable[[], None]) -> None:
-        self._run, self._turn, self._say_slice, self._said = run, turn, say_slice, said
-        self._may_speak = asyncio.Event()
+    def __init__(self, run: str, turn: Turn, publish_slice: Callable[[], Awaitable[bool]], said: Callable[[], None]) -> None:
+        self._run, self._turn, self._publish_slice, self._said = run, turn, publish_slice, said
+        self._may_publish = asyncio.Event()
         self.num_pauses = 0
         """How often roles were about to change."""
         self._task = asyncio.create_task(self._speak())
@@ -65,12 +65,12 @@ class Voice:
         if self._task.done():
             self._task.result()
         if num_pauses == self.num_pauses:
-            self._may_speak.set()
+            self._may_publish.set()
 
     def pause(self) -> None:
         """Say nothing more until leases are written. To be called by who holds the turn."""
         self.num_pauses += 1
-        self._may_speak.clear()
+        self._may_publish.clear()
 
     async def end(self) -> None:
         """Fall silent for good; what was not said is due for whoever goes on."""
@@ -80,17 +80,17 @@ class Voice:
     async def _speak(self) -> None:
         spoke = False
         while True:
-            await self._may_speak.wait()
+            await self._may_publish.wait()
             async with self._turn:
-                if not self._may_speak.is_set():  # something else came first
+                if not self._may_publish.is_set():  # something else came first
                     continue
                 try:
-                    more = await self._say_slice()
+                    more = await self._publish_slice()
                 except SeamlessFlowError as wrong:  # the journal holds what was said; the next tick says the rest
                     log.warning("run.delayed", run=self._run, reason=str(wrong))
                     more = False
                 if not more:
-                    self._may_speak.clear()
+                    self._may_publish.clear()
             if spoke and not more:
                 self._said()
             spoke = more

@@ -38,7 +38,7 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
 )
 from seamlessflow.contracts.routes import CONTROL_STREAM
-from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.contracts.subjects import message_id_of, subject_filter, subject_filters
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim, Context, Settling, publish_rest
@@ -103,7 +103,7 @@ class Conductor:
         self.seen = Observation()
         self._context, self._wake, self._may_lead = context, wake, may_lead
         by = f"{Service.SCHEDULER.value} {context.settings.instance}"
-        self._claim = CommitClaim(context.bus, context.speaker, run, by)
+        self._claim = CommitClaim(context.bus, context.journal, run, by)
         self._may_close = False
         """Our claim is the newest, and the picture is as of it."""
         self._turn, self._settling = Turn(), Settling()
@@ -131,7 +131,7 @@ class Conductor:
         await self.fold()
         table = dict.fromkeys(HEARD, self._on_event)
         queue, name = queue_stream(Service.SCHEDULER, self.run), consumer_name(Service.SCHEDULER)
-        self._subscription = await self._context.inbox.consume(queue, name, table, credit=CREDIT, serial=True)
+        self._subscription = await self._context.handlers.consume(queue, name, table, credit=CREDIT, serial=True)
         self._voice = Voice(self.run, self._turn, self._say_slice, self._wake)
 
     async def leave(self) -> None:
@@ -150,9 +150,9 @@ class Conductor:
         progress, measures, num_events = Progress(self.run, self.config), Measures(self.run, self.config), 0
         kinds = (kind for kind in HEARD if kind is not RunStopRequested)
         filters = dict.fromkeys(subject for kind in kinds for subject in subject_filters(kind, self.run))
-        async for record in self._context.bus.read(journal(self.run), filters=list(filters)):
+        async for record in self._context.bus.read(journal_stream(self.run), filters=list(filters)):
             try:
-                event = await self._context.speaker.open(record)
+                event = await self._context.journal.open(record)
             except MalformedMessage:
                 continue  # the queue brings it too, and that one is dead-lettered
             if progress.apply(event, record.time):
@@ -161,7 +161,7 @@ class Conductor:
             num_events += 1
         stop = await self._context.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=self.run))
         if stop is not None:
-            progress.apply(await self._context.speaker.open(stop), stop.time)
+            progress.apply(await self._context.journal.open(stop), stop.time)
         self.progress, self.measures = progress, measures
         log.info("run.folded", run=self.run, num_events=num_events, took_seconds=round(time.monotonic() - began, 3))
 
@@ -249,7 +249,7 @@ class Conductor:
                 if not await self._close(event):
                     return True
                 continue
-            stored = await self._context.speaker.say(event)
+            stored = await self._context.journal.publish(event)
             if (stored is None or stored.duplicate) and self._is_behind(event):
                 log.info("run.behind", run=self.run, event=type(event).__name__)
                 await self.fold()
@@ -268,7 +268,7 @@ class Conductor:
             raise Unavailable("another scheduler may lead by now: this one closes no run")
         if not self._claim.is_held:
             await self._claim.take(closes=True)
-        await publish_rest(self._context.bus, self._context.speaker, self.run)
+        await publish_rest(self._context.bus, self._context.journal, self.run)
         await self.fold()
         self._may_close = True
 
@@ -311,7 +311,7 @@ class Conductor:
                 if episode in self._sampled:
                     continue
                 subject = subject_filter(SamplesReady, run=self.run, group=name, episode=episode)
-                if await self._context.bus.first(journal(self.run), subject) is None:
+                if await self._context.bus.first(journal_stream(self.run), subject) is None:
                     return False
                 self._sampled.add(episode)
         return True

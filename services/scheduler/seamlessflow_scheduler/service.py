@@ -22,7 +22,7 @@ from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import Event, Role, RunPhase, RunRequested, RunStarted, RunState, RunStopRequested
 from seamlessflow.contracts.routes import BUCKETS, CONTROL_CONSUMER, CONTROL_QUEUE, CONTROL_STREAM, QUEUE_OF, RUNS_BUCKET
-from seamlessflow.contracts.streams import control_streams, journal, queue_stream
+from seamlessflow.contracts.streams import control_streams, journal_stream, queue_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, BusClosed, ConfigError, SeamlessFlowError, SequenceMismatch, Unavailable
 from seamlessflow.runtime import Context, HandlerTable
@@ -94,7 +94,7 @@ class Scheduler:
     def __init__(self, context: Context, settings: SchedulerSettings) -> None:
         self._context, self._settings = context, settings
         self._leadership = Leadership(context.bus, context.settings.instance, settings.leader_ttl_seconds)
-        self._book = LeaseBook(context.bus, context.speaker)
+        self._book = LeaseBook(context.bus, context.journal)
         self._lookout = Lookout(context, settings)
         self._conductors: dict[str, Conductor] = {}
         self._taking_up: dict[str, asyncio.Task[None]] = {}
@@ -136,7 +136,7 @@ class Scheduler:
     async def _work(self) -> None:
         await self._take_up()
         control: HandlerTable = {RunRequested: self._on_run_requested, RunStopRequested: self._on_run_stop_requested}
-        subscription = await self._context.inbox.consume(CONTROL_QUEUE, CONTROL_CONSUMER, control, credit=8, serial=True)
+        subscription = await self._context.handlers.consume(CONTROL_QUEUE, CONTROL_CONSUMER, control, credit=8, serial=True)
         try:
             while True:
                 await self._tick_safely()
@@ -169,7 +169,7 @@ class Scheduler:
         for run, state in self._states.items():
             if state.phase is RunPhase.ENDED and any(queue_stream(service, run) in names for service in QUEUE_OF):
                 self._clearing.begin(run, None)
-            if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING, RunPhase.HELD) and journal(run) in names:
+            if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING, RunPhase.HELD) and journal_stream(run) in names:
                 going_on.append(self._go_on_or_later(run))
         await asyncio.gather(*going_on)
 
@@ -188,7 +188,7 @@ class Scheduler:
 
     async def _has_gone_on(self, run: str) -> bool:
         try:
-            started = await self._context.speaker.first(RunStarted, run)
+            started = await self._context.journal.first(RunStarted, run)
             if started is not None:  # else RunRequested was not acknowledged and comes again
                 await self._go_on(run, started.document)
         except BusClosed:
@@ -205,7 +205,7 @@ class Scheduler:
             log.error("run.cannot_go_on", run=run, reason=str(wrong))
             await self._set_state(run, self._states[run].model_copy(update={"reason": f"cannot go on: {wrong}"}))
         else:
-            await self._book.say_again(run)
+            await self._book.republish(run)
 
     async def _on_run_requested(self, event: RunRequested) -> Iterable[Event]:
         state = self._states.get(event.run)
@@ -230,7 +230,7 @@ class Scheduler:
         policy_of(config.fleet.policy)
         conductor = Conductor(self._context, run, config, self._woken.set, lambda: self._leadership.is_certain)
         await conductor.make()
-        await self._context.speaker.say(RunStarted(run=run, document=document))
+        await self._context.journal.publish(RunStarted(run=run, document=document))
         await conductor.join()
         self._conductors[run] = conductor
         log.info("run.begun", run=run, policy=config.fleet.policy, envs=config.envs)
@@ -298,7 +298,7 @@ class Scheduler:
 
     async def _conduct(self, conductor: Conductor, now: float, num_pauses: int) -> None:
         limit = conductor.config.fleet.journal_bytes
-        journal_bytes = await self._context.bus.stream_bytes(journal(conductor.run)) if limit > 0 else 0
+        journal_bytes = await self._context.bus.stream_bytes(journal_stream(conductor.run)) if limit > 0 else 0
         trainer_is_there = any(
             node.can(TRAIN) for node in self._nodes() if node.lease is not None and node.lease.run == conductor.run
         )

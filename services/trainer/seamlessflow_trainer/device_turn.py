@@ -15,7 +15,7 @@ import structlog
 
 from seamlessflow.contracts import Lease, Role, RoleReleased, RoleTaken, Service
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime import DeviceLock, Speaker
+from seamlessflow.runtime import DeviceLock, Journal
 
 log = structlog.get_logger()
 
@@ -46,8 +46,8 @@ class _Nothing:
 class DeviceTurn:
     """One per process; serves one run at a time."""
 
-    def __init__(self, lock: DeviceLock, speaker: Speaker, node: str, occupant: Occupant | None = None) -> None:
-        self._lock, self._speaker, self._node = lock, speaker, node
+    def __init__(self, lock: DeviceLock, journal: Journal, node: str, occupant: Occupant | None = None) -> None:
+        self._lock, self._journal, self._node = lock, journal, node
         self._occupant = occupant or _Nothing()
         self._may_step = asyncio.Event()
         self._step = asyncio.Lock()
@@ -101,7 +101,7 @@ class DeviceTurn:
             epoch = self.epoch
             log.info("device.taken", epoch=epoch, num_nodes=self.num_nodes)
             try:
-                await self._speaker.say(RoleTaken(run=run, node=self._node, epoch=epoch, service=Service.TRAINER.value))
+                await self._journal.publish(RoleTaken(run=run, node=self._node, epoch=epoch, service=Service.TRAINER.value))
                 said = epoch
             except SeamlessFlowError as wrong:  # the device is ours all the same, and a gang waits to hear it
                 log.warning("device.unsaid", epoch=epoch, reason=str(wrong), again_in_seconds=AGAIN_SECONDS)
@@ -109,7 +109,7 @@ class DeviceTurn:
 
     async def _give_back(self, run: str) -> None:
         await self.release()
-        await self._speaker.say(RoleReleased(run=run, node=self._node, epoch=self.epoch, service=Service.TRAINER.value))
+        await self._journal.publish(RoleReleased(run=run, node=self._node, epoch=self.epoch, service=Service.TRAINER.value))
         self._lent_by = None
 
     async def _stop_taking(self) -> None:

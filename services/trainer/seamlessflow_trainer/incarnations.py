@@ -20,7 +20,7 @@ from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.codec import unpack_record
 from seamlessflow.contracts import Event, Lease, ResumeRequested, RunEnded, RunHeld
 from seamlessflow.contracts.routes import LEASES_BUCKET
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Superseded
 from seamlessflow.runtime import CommitClaim, Context
@@ -47,7 +47,7 @@ async def until_superseded(context: Context, run: str, claim: CommitClaim, histo
                 await claim.lost.wait()
         try:
             await claim.check()
-            request = await context.speaker.last(ResumeRequested, run)
+            request = await context.journal.last(ResumeRequested, run)
         except (BusClosed, Superseded):
             raise
         except SeamlessFlowError as wrong:
@@ -89,7 +89,7 @@ async def _is_answered(context: Context, run: str) -> bool:
 
 async def _seq_of(context: Context, run: str, kind: type[Event]) -> int:
     """Of the last event of a kind; 0: there is none."""
-    record = await context.bus.last(journal(run), subject_filter(kind, run=run))
+    record = await context.bus.last(journal_stream(run), subject_filter(kind, run=run))
     return 0 if record is None else record.seq
 
 

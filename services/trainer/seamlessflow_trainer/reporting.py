@@ -13,7 +13,7 @@ log = structlog.get_logger()
 STATE_LETTERS = 300
 
 
-def say_state(context: Context, run: str, state: str) -> None:
+def set_state(context: Context, run: str, state: str) -> None:
     """For ``seamlessflow status``: what the trainer does or waits for."""
     context.presence.update(state=f"{run}: {state}"[:STATE_LETTERS])
 
@@ -26,8 +26,8 @@ async def cannot_go_on(context: Context, claim: CommitClaim, run: str, reason: s
     """
     await claim.check()
     log.error("training.failed", run=run, reason=reason)
-    say_state(context, run, f"failed: {reason}")
-    await stop_run(context.speaker, Service.TRAINER, run, reason)
+    set_state(context, run, f"failed: {reason}")
+    await stop_run(context.journal, Service.TRAINER, run, reason)
 
 
 async def cannot_begin(context: Context, claim: CommitClaim, run: str, reason: str) -> None:
@@ -35,10 +35,10 @@ async def cannot_begin(context: Context, claim: CommitClaim, run: str, reason: s
     if not claim.nonce:
         await claim.take()
     await cannot_go_on(context, claim, run, reason)
-    speaker = context.speaker
-    if await speaker.last(TrainerStarted, run) is None:
+    journal = context.journal
+    if await journal.last(TrainerStarted, run) is None:
         return  # the scheduler waits for no trainer that never began
-    newest = (await read_commits(context.bus, speaker, run)).newest
+    newest = (await read_commits(context.bus, journal, run)).newest
     step = 0 if newest is None else newest.step
     head = await read_head(context.bus, run)
     version = 0 if head is None else head.weights_version

@@ -34,7 +34,7 @@ from .data.sample_queue import Intake
 from .device_turn import DeviceTurn
 from .incarnations import RollbackWanted, pause_seconds, until_answered, until_named, until_superseded, whether_named
 from .learner.factory import BuildLearner
-from .reporting import cannot_begin, say_state
+from .reporting import cannot_begin, set_state
 from .run_start import Joined, join_run
 from .steps.checkpoint_restore import Held
 from .steps.step_commits import Commits
@@ -127,9 +127,9 @@ class Training:
         """The run's document, once there is one. None: training is over, or held, which a claim would only disturb."""
         self._say_state("waiting for the run to start")
         context, run = self._context, self.run_name
-        config = await read_run(context.speaker, run)
+        config = await read_run(context.journal, run)
         with suppress(MalformedMessage):  # after the claim the run is held for it
-            history = await read_commits(context.bus, context.speaker, run)
+            history = await read_commits(context.bus, context.journal, run)
             if history.is_over or history.held is not None:
                 self._not_begun(history)
                 return None
@@ -140,7 +140,7 @@ class Training:
         context, run = self._context, self.run_name
         self._say_state(f"loading {config.model.name}")
         by = f"{Service.TRAINER.value} {context.settings.instance}"
-        claim = CommitClaim(context.bus, context.speaker, run, by)
+        claim = CommitClaim(context.bus, context.journal, run, by)
         try:
             joined = await join_run(context, claim, run, config, self._settings, self._device.epoch, self._build)
         except BadInput as wrong:
@@ -153,7 +153,7 @@ class Training:
             self._say_state(f"held: {wrong}")
             return None
         if joined is None:
-            self._not_begun(await read_commits(context.bus, context.speaker, run))
+            self._not_begun(await read_commits(context.bus, context.journal, run))
         return joined
 
     def _not_begun(self, history: CommitHistory) -> None:
@@ -203,7 +203,7 @@ class Training:
             self._say_state("another trainer has the run")
             await until_named(context, run)
             return
-        seconds = await pause_seconds(CommitClaim(context.bus, context.speaker, run, ""))
+        seconds = await pause_seconds(CommitClaim(context.bus, context.journal, run, ""))
         log.error("training.superseded", run=run, reason=str(wrong), exits_in_seconds=seconds)
         await asyncio.sleep(seconds)
         raise Superseded(
@@ -222,7 +222,7 @@ class Training:
         intake = Intake(context, joined.claim, run, book, group_size=algorithm.group_size, vocab_size=joined.learner.vocab_size)
         commits = Commits(
             joined.checkpoints,
-            context.speaker,
+            context.journal,
             joined.claim,
             run,
             history=joined.history,
@@ -282,7 +282,7 @@ class Training:
         await line.commits.begin(step, line.joined.learner, line.intake, tasks)
 
     def _say_state(self, state: str) -> None:
-        say_state(self._context, self.run_name, state)
+        set_state(self._context, self.run_name, state)
 
 
 def _forget_cancellations() -> None:

@@ -83,9 +83,9 @@ async def join_run(
         return None
     checkpoints = CheckpointStore(context.store, run, settings.work_dir)
     await patiently("checkpoint.bar", checkpoints.bar_earlier_releases)
-    await publish_account(context.speaker, run, history.newest_account)  # before a rollback takes it back
+    await publish_account(context.journal, run, history.newest_account)  # before a rollback takes it back
     step = await restore(claim, run, history, checkpoints, learner, keep=config.checkpoints.keep)
-    await publish_account(context.speaker, run, history.newest_account)
+    await publish_account(context.journal, run, history.newest_account)
     steps = VersionSteps([(p.weights_version, p.step) for p in await _published(context, run)])
     dtype = served_dtype(folder, config.model.dtype)
     publisher = await _publisher(context, claim, run, config, learner, steps, dtype)
@@ -110,7 +110,7 @@ async def _publisher(
     publisher = WeightsPublisher(
         context.bus,
         context.store,
-        context.speaker,
+        context.journal,
         claim,
         run,
         steps,
@@ -126,7 +126,7 @@ async def _publisher(
 async def _read_history(context: Context, run: str) -> CommitHistory:
     """Raises Held where a commit cannot be read: an account that is too large for a message rests in the store."""
     try:
-        return await read_commits(context.bus, context.speaker, run, with_groups=True)
+        return await read_commits(context.bus, context.journal, run, with_groups=True)
     except MalformedMessage as wrong:
         raise Held(f"a commit in the journal cannot be read: {wrong}. {ADVICE.format(run=run)}") from wrong
 
@@ -146,5 +146,5 @@ def _publish_model(context: Context, run: str, folder: Path, config: RunConfig) 
 
 
 async def _published(context: Context, run: str) -> list[WeightsPublished]:
-    events = await context.speaker.all_on(WeightsPublished, run)
+    events = await context.journal.all_on(WeightsPublished, run)
     return [event for event in events if isinstance(event, WeightsPublished)]

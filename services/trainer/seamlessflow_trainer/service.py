@@ -39,7 +39,7 @@ class Trainer:
     ) -> None:
         self._context, self._settings, self._build = context, settings, build
         lock = DeviceLock(settings.work_dir, settings.node)
-        self._device = DeviceTurn(lock, context.speaker, settings.node, occupant)
+        self._device = DeviceTurn(lock, context.journal, settings.node, occupant)
         self._training: Training | None = None
         self._task: asyncio.Task[None] | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ from seamlessflow.bus.base import Bus, Delivery, Stored
 from seamlessflow.codec import encode
 from seamlessflow.contracts import AnswerDelta, CallAnswered, Event, Service
 from seamlessflow.errors import BadInput, SeamlessFlowError
-from seamlessflow.runtime import Inbox, Speaker
+from seamlessflow.runtime import EventHandlers, Journal
 from seamlessflow.store.large_payloads import Store
 
 from .trajectory.call_answers import instead_of_unreadable
@@ -21,8 +21,8 @@ from .trajectory.call_answers import instead_of_unreadable
 log = structlog.get_logger()
 
 
-class AnsweringSpeaker(Speaker):
-    """A speaker that hints each answer once it is in the journal, also when it was there already."""
+class AnsweringSpeaker(Journal):
+    """A journal that hints each answer once it is in the journal, also when it was there already."""
 
     def __init__(
         self, bus: Bus, store: Store, reply_of: Callable[[str, str], str], on_answer: Callable[[CallAnswered], None]
@@ -31,8 +31,8 @@ class AnsweringSpeaker(Speaker):
         super().__init__(bus, store)
         self._hint, self._reply_of, self._on_answer = bus.hint, reply_of, on_answer
 
-    async def say(self, event: Event) -> Stored | None:
-        stored = await super().say(event)
+    async def publish(self, event: Event) -> Stored | None:
+        stored = await super().publish(event)
         if isinstance(event, CallAnswered):
             self._on_answer(event)
             await self._hint_answer(event, is_ours=stored is not None and not stored.duplicate)
@@ -58,21 +58,21 @@ class AnsweringSpeaker(Speaker):
             log.warning("answer.not_hinted", episode=answer.episode, call=answer.call, reason=str(wrong))
 
 
-class AnsweringInbox(Inbox):
+class AnsweringInbox(EventHandlers):
     """An inbox that leaves nobody waiting for what it buries."""
 
     def __init__(
-        self, bus: Bus, speaker: Speaker, store: Store, service: Service, give_up: Callable[[Event], list[Event]]
+        self, bus: Bus, journal: Journal, store: Store, service: Service, give_up: Callable[[Event], list[Event]]
     ) -> None:
         """``give_up(event)``: what is said instead of the consequences of an event that cannot be handled."""
-        super().__init__(bus, speaker, store, service)
-        self._answers, self._give_up = speaker, give_up
+        super().__init__(bus, journal, store, service)
+        self._answers, self._give_up = journal, give_up
 
-    async def bury(self, delivery: Delivery, reason: str) -> None:
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """What is said instead comes first: killed in between, the delivery comes again."""
         try:
             instead = self._give_up(await self.open(delivery))
         except BadInput:
             instead = [*instead_of_unreadable(delivery.subject)]
-        await self._answers.say_all(instead)
-        await super().bury(delivery, reason)
+        await self._answers.publish_all(instead)
+        await super().dead_letter(delivery, reason)

@@ -17,10 +17,10 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import RunEnded, RunStarted
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import ConfigError, SeamlessFlowError
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import fetch_folder, model_path
 
@@ -36,10 +36,10 @@ __all__ = ["main", "replay", "replay_run"]
 
 async def replay_run(bus: Bus, store: Store, run: str) -> Comparison:
     """Compare a run's journal with a fresh manager. Raises ConfigError or Unavailable when it cannot be read."""
-    if journal(run) not in await bus.stream_names():
+    if journal_stream(run) not in await bus.stream_names():
         raise ConfigError(f"there is no run {run!r} on this server")
-    speaker = Speaker(bus, store)
-    started = await speaker.first(RunStarted, run)
+    journal = Journal(bus, store)
+    started = await journal.first(RunStarted, run)
     if started is None:
         raise ConfigError(f"run {run!r} has not started")
     config = parse_run_config(started.document, source=f"run {run}")
@@ -50,7 +50,7 @@ async def replay_run(bus: Bus, store: Store, run: str) -> Comparison:
             raise ConfigError(f"run {run!r}: its model folder {model_path(run)} is not in the store {store.url}") from wrong
         renderer = load_renderer(Path(scratch), config.model.name, now=await started_at(bus, run))
     filters = (*shard_filters(run, "*"), *(subject_filter(kind, run=run) for kind in (*SAID, RunEnded)))
-    events = [each async for each in read_events(bus, speaker, run, filters)]
+    events = [each async for each in read_events(bus, journal, run, filters)]
     return await asyncio.to_thread(replay, events, Manager(renderer, config.model.max_context_tokens, config.sampling.history))
 
 

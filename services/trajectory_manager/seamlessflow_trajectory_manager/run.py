@@ -92,7 +92,7 @@ class Membership:
         context, run = self._context, self.run
         try:
             context.presence.update(state=f"waits for run {run}")
-            config = await read_run(context.speaker, run)
+            config = await read_run(context.journal, run)
             context.presence.update(state=f"waits for the model of {run}")
             renderer = await fetch_renderer(context.bus, context.store, run, config, context.settings.work_dir)
         except BadInput as wrong:
@@ -116,7 +116,7 @@ class Membership:
         context = self._context
         async with self._folding:
             began = time.monotonic()
-            folded = await fold_shard(context.bus, context.speaker, self.run, shard, manager)
+            folded = await fold_shard(context.bus, context.journal, self.run, shard, manager)
             took = round(time.monotonic() - began, 3)
             log.info("shard.folded", run=self.run, shard=shard, num_events=folded.num_events, wall_seconds=took)
         tenure = Tenure(self.run, shard, self._is_sure)
@@ -137,7 +137,7 @@ class Membership:
         """We can never serve this run: ask for its orderly end, and wait for the lease that takes us out of it."""
         log.error("run.cannot_be_served", run=self.run, reason=reason)
         self._context.presence.update(state=f"failed: {reason}"[:300])
-        await stop_run(self._context.speaker, Service.TRAJECTORY_MANAGER, self.run, reason)
+        await stop_run(self._context.journal, Service.TRAJECTORY_MANAGER, self.run, reason)
 
     def _say_state(self) -> None:
         shards = ", ".join(sorted(self._served)) or "none"

@@ -15,10 +15,10 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, RunStarted, SegmentSampled, Service
 from seamlessflow.contracts.routes import QUEUE_OF
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, ConfigError, Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import fetch_folder, model_path
 
@@ -38,7 +38,7 @@ async def started_at(bus: Bus, run: str) -> datetime:
 
     Another time would make another prompt of the same journal, for who takes over on another day.
     """
-    record = await bus.first(journal(run), subject_filter(RunStarted, run=run))
+    record = await bus.first(journal_stream(run), subject_filter(RunStarted, run=run))
     if record is None:
         raise ConfigError(f"run {run!r} has not started")
     return datetime.fromtimestamp(record.time, UTC)
@@ -59,11 +59,11 @@ async def fetch_renderer(bus: Bus, store: Store, run: str, config: RunConfig, wo
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def read_events(bus: Bus, speaker: Speaker, run: str, filters: Sequence[str]) -> AsyncIterator[tuple[str, Event | None]]:
+async def read_events(bus: Bus, journal: Journal, run: str, filters: Sequence[str]) -> AsyncIterator[tuple[str, Event | None]]:
     """(subject, event) in journal order. None: it cannot be decoded, and was dead-lettered by its queue."""
-    async for record in bus.read(journal(run), filters=filters):
+    async for record in bus.read(journal_stream(run), filters=filters):
         try:
-            yield record.subject, await speaker.open(record)
+            yield record.subject, await journal.open(record)
         except BadInput as wrong:
             log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
             yield record.subject, None
@@ -77,20 +77,20 @@ class Folded:
     recent: list[Event]
 
 
-async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: Manager) -> Folded:
+async def fold_shard(bus: Bus, journal: Journal, run: str, shard: str, manager: Manager) -> Folded:
     """Bring a manager to where the journal is.
 
     Only open episodes are read: the ends come first, by subject alone, and ended episodes are kept as names.
     """
     ended_subject = subject_filter(EpisodeEnded, run=run, shard=shard)
-    ended = {record.subject.split(".")[4] async for record in bus.read(journal(run), filters=(ended_subject,))}
+    ended = {record.subject.split(".")[4] async for record in bus.read(journal_stream(run), filters=(ended_subject,))}
     manager.mark_ended(ended)
     taken, recent = 0, deque[tuple[float, list[Event]]]()
-    async for record in bus.read(journal(run), filters=shard_filters(run, shard)):
+    async for record in bus.read(journal_stream(run), filters=shard_filters(run, shard)):
         if _episode_of(record.subject) in ended:
             continue
         try:
-            event = await speaker.open(record)
+            event = await journal.open(record)
         except BadInput as wrong:
             log.warning("journal.unreadable", subject=record.subject, seq=record.seq, reason=str(wrong))
             continue
@@ -102,7 +102,7 @@ async def fold_shard(bus: Bus, speaker: Speaker, run: str, shard: str, manager: 
     return Folded(taken, [event for _, events in recent for event in events])
 
 
-async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Manager) -> None:
+async def refold_episode(bus: Bus, journal: Journal, event: Event, manager: Manager) -> None:
     """Apply the journal of an event's episode from the beginning, and put what it gives in the place of what is known.
 
     Beside what is known: that stays when the journal cannot be read, and answers are hinted meanwhile.
@@ -111,7 +111,7 @@ async def refold_episode(bus: Bus, speaker: Speaker, event: Event, manager: Mana
     folded = manager.empty()
     calls = subject_filter(CallRequested, run=event.run, shard=shard, episode=episode)  # and, on the same level, the end
     segments = subject_filter(SegmentSampled, run=event.run, shard=shard, episode=episode)
-    async for _, stored in read_events(bus, speaker, event.run, (calls, segments)):
+    async for _, stored in read_events(bus, journal, event.run, (calls, segments)):
         if stored is not None:
             consequences_of(folded, stored)
     manager.adopt(episode, folded)

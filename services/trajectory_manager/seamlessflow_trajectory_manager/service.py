@@ -97,7 +97,7 @@ class TrajectoryManager:
     async def _consume(self, tenure: Tenure, manager: Manager, recent: list[Event]) -> Subscription:
         member = RunMember(self._context, manager, tenure.until_sure)
         subscription = await member.consume(tenure.run, tenure.shard)
-        await member.say_again(recent)
+        await member.republish(recent)
         return subscription
 
     def _is_sure(self) -> bool:
@@ -116,8 +116,8 @@ class RunMember:
         self._shelf = TreeShelf(context.store)
         self._settling = Settling()
         self._deltas = Deltas(manager.renderer, manager.terms_of)
-        self._speaker = AnsweringSpeaker(context.bus, context.store, manager.reply_of, self._deltas.answered)
-        self._inbox = AnsweringInbox(context.bus, self._speaker, context.store, Service.TRAJECTORY_MANAGER, manager.give_up)
+        self._journal = AnsweringSpeaker(context.bus, context.store, manager.reply_of, self._deltas.answered)
+        self._handlers = AnsweringInbox(context.bus, self._journal, context.store, Service.TRAJECTORY_MANAGER, manager.give_up)
 
     async def consume(self, run: str, shard: str) -> Subscription:
         """Handle a shard's queue in the order of delivery."""
@@ -126,13 +126,13 @@ class RunMember:
         handler: Callable[[Event], Awaitable[list[Event]]] = self.on_event
         # Kept by the subscription alone: held here as well, it would be a cycle, which is settled and never collected.
         table: HandlerTable = dict.fromkeys((CallRequested, SegmentSampled, GenerationEnded, EpisodeEnded), handler)
-        return await self._inbox.consume(queue, part, table, credit=CREDIT, serial=True, on_return=self.on_return)
+        return await self._handlers.consume(queue, part, table, credit=CREDIT, serial=True, on_return=self.on_return)
 
-    async def say_again(self, events: list[Event]) -> None:
+    async def republish(self, events: list[Event]) -> None:
         """What a manager that died may not have said; else who waits for it waits until its deliveries come again."""
         try:
             for at in range(0, len(events), CREDIT):
-                await asyncio.gather(*(self._speaker.say(event) for event in events[at : at + CREDIT]))
+                await asyncio.gather(*(self._journal.publish(event) for event in events[at : at + CREDIT]))
         except SeamlessFlowError as wrong:
             log.warning("answers.delayed", reason=str(wrong))
 
@@ -140,7 +140,7 @@ class RunMember:
         """An end whose delivery was lost: tokens behind it may be known already. The journal knows which stood before it."""
         await self._until_sure()
         if isinstance(event, EpisodeEnded) and not self._manager.has_ended(event.episode):
-            await refold_episode(self._context.bus, self._speaker, event, self._manager)
+            await refold_episode(self._context.bus, self._journal, event, self._manager)
 
     async def on_event(self, event: Event) -> list[Event]:
         """What an event leads to. Where older events are missing here, the episode's journal is read again first."""
@@ -149,7 +149,7 @@ class RunMember:
             consequences = await self._apply(event)
         except NotYet as missing:
             log.debug("episode.refolded", reason=str(missing))
-            await refold_episode(self._context.bus, self._speaker, event, self._manager)
+            await refold_episode(self._context.bus, self._journal, event, self._manager)
             consequences = await self._apply(event)
         if isinstance(event, SegmentSampled):
             await self._show(event)
@@ -174,7 +174,7 @@ class RunMember:
         """To who reads along: at once, since these tokens are stored."""
         call = self._manager.call(event.episode, event.generation)
         if call is not None and (delta := self._deltas.after_segment(call)) is not None:
-            await self._speaker.hint_delta(delta, call.request.reply)
+            await self._journal.hint_delta(delta, call.request.reply)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, CallAnswered):

@@ -80,14 +80,14 @@ class JetStreamDelivery:
 
     async def in_progress(self) -> None:
         if not self.ended:
-            await self._say(b"+WPI")
+            await self._reply(b"+WPI")
 
     async def _end(self, verdict: bytes) -> None:
         if not self.ended:
             self.ended = True
-            await self._say(verdict)
+            await self._reply(verdict)
 
-    async def _say(self, verdict: bytes) -> None:
+    async def _reply(self, verdict: bytes) -> None:
         with suppress(TimeoutError):  # away for so long that the buffer is full: the message is delivered again
             await self._wire.send(self._incoming.reply, verdict)
 
@@ -132,7 +132,7 @@ class StandingPull:
         self._group = {} if priority is None else {"group": PRIORITY_GROUP, "priority": priority}
         self._handler = handler
         self._credit = credit
-        self._inbox = wire.inbox()
+        self._handlers = wire.inbox()
         self._generation = 0
         self._reconnects = wire.reconnects
         self._open = 0
@@ -145,7 +145,7 @@ class StandingPull:
 
     async def start(self) -> None:
         self._now = asyncio.get_running_loop().time
-        self._stop_listening = await self._wire.listen(f"{self._inbox}.*", self._on_message)
+        self._stop_listening = await self._wire.listen(f"{self._handlers}.*", self._on_message)
         self._loops = [asyncio.create_task(self._ask_when_woken()), asyncio.create_task(self._watch())]
         self._wake.set()
 
@@ -183,7 +183,7 @@ class StandingPull:
             "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
             **self._group,
         }
-        reply = f"{self._inbox}.{self._generation}-{batch}"
+        reply = f"{self._handlers}.{self._generation}-{batch}"
         await self._wire.send(self._subject, json.dumps(request).encode(), reply=reply)
 
     async def _on_message(self, incoming: Incoming) -> None:

@@ -275,7 +275,7 @@ class ServerKeeper:
 
     def __init__(self, server: EmbeddedServer, on_event: Say) -> None:
         self.server = server
-        self._say = on_event
+        self._report = on_event
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="nats-server")
         self._task: asyncio.Task[None] | None = None
 
@@ -299,13 +299,13 @@ class ServerKeeper:
             await asyncio.sleep(backoff or LOOK_SECONDS)
             if self.server.running:
                 continue
-            self._say("nats-server", "died, restarting on the same port")
+            self._report("nats-server", "died, restarting on the same port")
             try:
                 await self._in_thread(self.server.restart)
                 backoff = 0.0
             except (SeamlessFlowError, OSError) as wrong:
                 backoff = min(max(backoff * 2, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
-                self._say("nats-server", f"cannot be restarted, trying again in {backoff:.1f} s: {wrong}")
+                self._report("nats-server", f"cannot be restarted, trying again in {backoff:.1f} s: {wrong}")
 
     async def _in_thread(self, work: Callable[[], object]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, work)

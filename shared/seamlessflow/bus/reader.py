@@ -124,18 +124,18 @@ class Batch:
 
 
 class Batches:
-    """Asks for one batch at a time; an async context manager around its inbox."""
+    """Asks for one batch at a time; an async context manager around its handlers."""
 
     def __init__(self, wire: Wire, stream: str) -> None:
         self._wire = wire
         self._subject = f"$JS.API.DIRECT.GET.{stream}"
-        self._inbox = wire.inbox()
+        self._handlers = wire.inbox()
         self._request = 0
         self._batch = Batch()
         self._ended = asyncio.Event()
 
     async def __aenter__(self) -> Batches:
-        self._stop = await self._wire.listen(f"{self._inbox}.*", self._on_answer)
+        self._stop = await self._wire.listen(f"{self._handlers}.*", self._on_answer)
         self._stop_hearing_of_loss = self._wire.when_lost(lambda: self._ended.set())
         return self
 
@@ -152,7 +152,7 @@ class Batches:
         self._batch, self._ended = Batch(), asyncio.Event()
         query = {"batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES, "seq": start_seq, "next_by_subj": pattern}
         try:
-            await self._wire.send(self._subject, json.dumps(query).encode(), reply=f"{self._inbox}.{self._request}")
+            await self._wire.send(self._subject, json.dumps(query).encode(), reply=f"{self._handlers}.{self._request}")
             # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._ended.wait()

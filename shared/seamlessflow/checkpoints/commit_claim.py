@@ -34,10 +34,10 @@ from seamlessflow.contracts import (
     TrainerStarted,
     TrainingEnded,
 )
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import claim_of_commit, kind_of_id, subject_filters, subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, SequenceMismatch, Superseded
-from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.runtime.journal import Journal
 
 from .commit_history import CommitHistory
 
@@ -65,8 +65,8 @@ class _Owner:
 class CommitClaim:
     """One process's claim on one run. ``by``: who claims, for people. Not valid before ``take``."""
 
-    def __init__(self, bus: Bus, speaker: Speaker, run: str, by: str) -> None:
-        self._bus, self._speaker, self._run, self._by = bus, speaker, run, by
+    def __init__(self, bus: Bus, journal: Journal, run: str, by: str) -> None:
+        self._bus, self._journal, self._run, self._by = bus, journal, run, by
         self._subject = subject_of(TrainerClaimed(run=run, line=0, nonce="any", by=by))
         self._seq = 0
         self._turn = asyncio.Lock()
@@ -92,11 +92,11 @@ class CommitClaim:
             if owner.closing and not closes:
                 why = f"run {self._run} is being closed by {owner.closing}; nothing is trained any more"
                 raise Superseded(why, is_closing=True)
-            started = await self._speaker.last(TrainerStarted, self._run)
+            started = await self._journal.last(TrainerStarted, self._run)
             line = 1 + max(owner.line, 0 if started is None else started.line)
             claim = TrainerClaimed(run=self._run, line=line, nonce=uuid.uuid4().hex[:16], by=self._by, closes=closes)
             try:
-                seq = await self._speaker.append(claim, owner.seq)
+                seq = await self._journal.append(claim, owner.seq)
             except SequenceMismatch as wrong:
                 log.info("claim.refused", run=self._run, line=line, reason=str(wrong))
                 await asyncio.sleep(CLAIM_PAUSE_SECONDS)
@@ -117,7 +117,7 @@ class CommitClaim:
                 self._require_not_lost()
                 before = self._seq
                 try:
-                    seq = await self._speaker.append(event, before)
+                    seq = await self._journal.append(event, before)
                     break
                 except SequenceMismatch as wrong:
                     await self._check(str(wrong))  # else it was our own commit that moved the fence: again
@@ -138,7 +138,7 @@ class CommitClaim:
         """How many claims the run saw in so many seconds before its newest one, by the server's clock."""
         times = [
             record.time
-            async for record in self._bus.read(journal(self._run), filters=(self._subject,))
+            async for record in self._bus.read(journal_stream(self._run), filters=(self._subject,))
             if kind_of_id(record.message_id) is TrainerClaimed
         ]
         return sum(time > times[-1] - seconds for time in times)
@@ -155,7 +155,7 @@ class CommitClaim:
 
     async def _confirm(self, before: int) -> None:
         """Raises Superseded where anything but ours is on the subject since the fence before."""
-        async for record in self._bus.read(journal(self._run), filters=(self._subject,), start_seq=max(1, before)):
+        async for record in self._bus.read(journal_stream(self._run), filters=(self._subject,), start_seq=max(1, before)):
             if record.seq > self._seq or kind_of_id(record.message_id) is None:
                 continue
             line, nonce = claim_of_commit(record.message_id)
@@ -175,7 +175,7 @@ class CommitClaim:
 
     async def _owner(self) -> _Owner:
         """Whose the run is now, which takes no payload but a claim's own."""
-        record = await self._bus.last(journal(self._run), self._subject)
+        record = await self._bus.last(journal_stream(self._run), self._subject)
         if record is None:
             return _Owner(0, 0, "")
         if kind_of_id(record.message_id) is None:  # no service published that: it takes the place, and owns nothing
@@ -186,20 +186,20 @@ class CommitClaim:
     async def _closing(self, record: Record) -> str:
         if kind_of_id(record.message_id) is not TrainerClaimed:
             return ""
-        claim = await self._speaker.open(record)
+        claim = await self._journal.open(record)
         return claim.by if isinstance(claim, TrainerClaimed) and claim.closes else ""
 
 
-async def read_commits(bus: Bus, speaker: Speaker, run: str, *, with_groups: bool = False) -> CommitHistory:
+async def read_commits(bus: Bus, journal: Journal, run: str, *, with_groups: bool = False) -> CommitHistory:
     """What the journal holds of claims and commits now. Read after a claim was taken, no earlier claim can add to it.
 
     with_groups: closings of groups as well (``CommitHistory.closed``), of which there are many.
     Raises MalformedMessage where one cannot be read: leaving it out would bring an older checkpoint back.
     """
     history, kinds = CommitHistory(), (*HISTORY_EVENTS, GroupTrained) if with_groups else HISTORY_EVENTS
-    async for record in bus.read(journal(run), filters=[each for kind in kinds for each in subject_filters(kind, run)]):
+    async for record in bus.read(journal_stream(run), filters=[each for kind in kinds for each in subject_filters(kind, run)]):
         try:
-            history.apply(await speaker.open(record), record.time)
+            history.apply(await journal.open(record), record.time)
         except MalformedMessage as wrong:
             if kind_of_id(record.message_id) is not None:
                 raise
@@ -207,20 +207,20 @@ async def read_commits(bus: Bus, speaker: Speaker, run: str, *, with_groups: boo
     return history
 
 
-async def publish_account(speaker: Speaker, run: str, account: Iterable[TrainedGroup]) -> None:
+async def publish_account(journal: Journal, run: str, account: Iterable[TrainedGroup]) -> None:
     """Publish the groups of a commit as trained. A group that is closed already is skipped."""
     for group in account:
-        await speaker.say(GroupTrained(run=run, group=group.group, step=group.step, episodes=group.episodes))
+        await journal.publish(GroupTrained(run=run, group=group.group, step=group.step, episodes=group.episodes))
 
 
-async def publish_rest(bus: Bus, speaker: Speaker, run: str) -> None:
+async def publish_rest(bus: Bus, journal: Journal, run: str) -> None:
     """After a closing claim: what was committed before it is published as trained, and nothing can be added any more.
 
     A commit that cannot be read is left out, with an error: every fold leaves it out, too, and the run must end all the same.
     """
     try:
-        history = await read_commits(bus, speaker, run)
+        history = await read_commits(bus, journal, run)
     except BadInput as wrong:
         log.error("commit.unreadable", run=run, reason=str(wrong))
         return
-    await publish_account(speaker, run, history.newest_account)
+    await publish_account(journal, run, history.newest_account)

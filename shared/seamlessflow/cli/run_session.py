@@ -70,7 +70,7 @@ class Job:
         self._hopeless, self._failure = asyncio.Event(), ""
         self._interrupt: Interrupt | None = None
 
-    def say(self, line: str, style: str | None = None) -> None:
+    def report(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, soft_wrap=True)
 
     def note(self, name: str, what: str) -> None:
@@ -78,12 +78,12 @@ class Job:
         if self._follower is not None:
             self._follower.note(name, what)
         else:
-            self.say(f"{name} {what}", "yellow")
+            self.report(f"{name} {what}", "yellow")
 
     def watch_signals(self) -> None:
         """From now on Ctrl-C leaves in order. Call it in the loop."""
         here = "services hand back what they hold, then the server ends"
-        self._interrupt = Interrupt(self.say, here if self.elsewhere is None else "the run goes on where its services are")
+        self._interrupt = Interrupt(self.report, here if self.elsewhere is None else "the run goes on where its services are")
 
     @property
     def interrupted(self) -> bool:
@@ -105,7 +105,7 @@ class Job:
             except ConfigError as wrong:
                 if self.elsewhere is None:
                     raise
-                self.say(f"on this machine, which need not matter: {wrong}", "yellow")
+                self.report(f"on this machine, which need not matter: {wrong}", "yellow")
         url = (store or self.folder.store_url) if self.elsewhere is None else self.elsewhere.store_url
         if url is not None:
             check_store(url)
@@ -159,7 +159,7 @@ class Job:
         assert self._interrupt is not None
         questions, folder = self._questions, self.folder
         sizes = f"{len(questions.training)} training and {len(questions.held_out)} held-out questions"
-        self.say(f"run {self.run} in {folder.path}/ ({sizes})")
+        self.report(f"run {self.run} in {folder.path}/ ({sizes})")
         follower = self._follower = Follower(self.run, config, folder, self._console)
         await _until_first(
             follower.run_until_end(client),
@@ -171,7 +171,7 @@ class Job:
             write_summary(self.run, config, questions, follower, folder)
             held = "" if follower.view.held is None else f"run {self.run} is held: {follower.view.held.reason}"
             if failure := self._failure or held:
-                self.say(failure, "red")
+                self.report(failure, "red")
             return FAILED_CODE if failure else EXIT_CODE
         return await finish(client, self.run, config, questions, follower, folder, self._console)
 
@@ -187,14 +187,14 @@ class Job:
         at = "" if follower is None else f" at step {follower.view.step}, of which {follower.view.committed_step} are saved"
         if follower is not None and follower.view.held is not None:
             again = f"{program()} train --resume {self.run}"
-            self.say(f"held{at}; nothing of them is lost. When its reason is gone, go on with: {again}", "yellow")
+            self.report(f"held{at}; nothing of them is lost. When its reason is gone, go on with: {again}", "yellow")
         elif self.elsewhere is not None:
             where = without_password(self.elsewhere.nats_url)
-            self.say(f"run {self.run} goes on at {where}; its tasks are published while it is followed.", "yellow")
+            self.report(f"run {self.run} goes on at {where}; its tasks are published while it is followed.", "yellow")
             again = f"{program()} train --resume {self.run}"
-            self.say(f"follow it again: {again}    end it: {program()} stop {self.run}", "yellow")
+            self.report(f"follow it again: {again}    end it: {program()} stop {self.run}", "yellow")
         else:
-            self.say(f"suspended{at}; go on with: {program()} train --resume {self.run}", "yellow")
+            self.report(f"suspended{at}; go on with: {program()} train --resume {self.run}", "yellow")
 
 
 async def _until_first(*work: Any, beside: Any) -> None:
@@ -220,7 +220,7 @@ def to_toml(document: dict[str, Any]) -> str:
 
 
 async def request_resume(
-    client: Client, run: str, config: RunConfig, checkpoint_step: int | None, say: Callable[[str, str], None]
+    client: Client, run: str, config: RunConfig, checkpoint_step: int | None, report: Callable[[str, str], None]
 ) -> None:
     """Publish it, where there is something to publish.
 
@@ -230,10 +230,10 @@ async def request_resume(
     if checkpoint_step is not None:
         target = _target(run, history, checkpoint_step, config.checkpoints.keep)
         await client.resume(run, checkpoint_step)
-        say(f"run {run} is asked to go back to step {target.step}, checkpoint {target.checkpoint}", "yellow")
+        report(f"run {run} is asked to go back to step {target.step}, checkpoint {target.checkpoint}", "yellow")
     elif history.held is not None and not history.is_over:
         await client.resume(run)
-        say(f"run {run} was held, and is asked to try again: {history.held.reason}", "yellow")
+        report(f"run {run} was held, and is asked to try again: {history.held.reason}", "yellow")
 
 
 def _target(run: str, history: CommitHistory, step: int, keep: int) -> Commit:

@@ -21,9 +21,9 @@ SAME_SECONDS = 1.0
 class Interrupt:
     """``requested`` is set by the first SIGINT or SIGTERM; the second one ends the process, and with it its children."""
 
-    def __init__(self, say: Callable[[str], None], what: str) -> None:
+    def __init__(self, report: Callable[[str], None], what: str) -> None:
         self.requested = asyncio.Event()
-        self._say, self._what = say, what
+        self._report, self._what = report, what
         self._first = float("-inf")
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
@@ -32,11 +32,11 @@ class Interrupt:
         if time.monotonic() - self._first < SAME_SECONDS:
             return
         if self.requested.is_set():
-            self._say("killed")
+            self._report("killed")
             os._exit(EXIT_CODE)  # the kernel kills the children: see processes.die_with_parent
         self._first = time.monotonic()
         self.requested.set()
-        self._say(f"stopping: {self._what} (once more: at once)")
+        self._report(f"stopping: {self._what} (once more: at once)")
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

@@ -96,7 +96,7 @@ async def _run(
     if config is None:
         return EXIT_CODE
     if wanted is None:  # before a trainer of ours looks
-        await request_resume(client, job.run, config, checkpoint_step, job.say)
+        await request_resume(client, job.run, config, checkpoint_step, job.report)
     job.keep(config, address)
     if job.elsewhere is not None:
         return await job.follow(client, config)

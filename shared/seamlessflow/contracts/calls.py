@@ -41,7 +41,7 @@ class CallRequested(Event):
     """The version that its episode keeps, in a run with ``weights.pinned``; ``tag`` names its slot. None: the newest."""
     seed: int
     reply: str = ""
-    """Inbox for the hint; the durable answer is the CallAnswered event."""
+    """EventHandlers for the hint; the durable answer is the CallAnswered event."""
 
 
 class CallError(Record):

@@ -132,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 HINTS: tuple[type[Event], ...] = (calls.AnswerDelta,)
-"""Events that are never stored: they go to one waiter's inbox, over core NATS, and may be lost."""
+"""Events that are never stored: they go to one waiter's handlers, over core NATS, and may be lost."""
 
 BY_EVENT: Mapping[type[Event], Route] = {route.event: route for route in ROUTES}
 BY_NAME: Mapping[str, type[Event]] = {event.__name__: event for event in (*BY_EVENT, *HINTS)}

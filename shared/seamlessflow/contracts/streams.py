@@ -26,7 +26,7 @@ from .subjects import tokens_of
 from .tags import places
 
 
-def journal(run: str) -> str:
+def journal_stream(run: str) -> str:
     """Name of a run's journal stream."""
     return JOURNAL.format(run=run)
 
@@ -69,10 +69,12 @@ def control_streams() -> tuple[StreamSpec, StreamSpec]:
 def run_streams(run: str, *, max_bytes: int = -1) -> list[StreamSpec]:
     """The journal and all work queues of a run."""
     queues = [
-        StreamSpec(queue_stream(q.service, run), source=journal(run), source_filters=[f.format(run=run) for f in q.filters])
+        StreamSpec(
+            queue_stream(q.service, run), source=journal_stream(run), source_filters=[f.format(run=run) for f in q.filters]
+        )
         for q in QUEUES
     ]
-    return [StreamSpec(journal(run), subjects=(JOURNAL_SUBJECTS.format(run=run),), max_bytes=max_bytes), *queues]
+    return [StreamSpec(journal_stream(run), subjects=(JOURNAL_SUBJECTS.format(run=run),), max_bytes=max_bytes), *queues]
 
 
 def run_consumers(run: str, *, envs: Sequence[str], shards: int, tags: Sequence[str], buckets: int) -> list[ConsumerSpec]:

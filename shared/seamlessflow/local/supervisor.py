@@ -102,8 +102,8 @@ class Supervisor:
         on_hopeless: Say | None = None,
     ) -> None:
         self.children = children
-        self._say = on_event or (lambda name, what: None)
-        self._say_hopeless, self._progress = on_hopeless or self._say, progress
+        self._report = on_event or (lambda name, what: None)
+        self._report_hopeless, self._progress = on_hopeless or self._report, progress
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
 
@@ -124,7 +124,7 @@ class Supervisor:
             child.restarts += 1
             calm = time.monotonic() - began > CALM_SECONDS
             backoff = FIRST_BACKOFF_SECONDS if calm else min(backoff * 2, MAX_BACKOFF_SECONDS)
-            self._say(child.name, f"{end}; starting again in {backoff:.1f} s, see {child.log_path}")
+            self._report(child.name, f"{end}; starting again in {backoff:.1f} s, see {child.log_path}")
             if time.monotonic() - began > QUICK_SECONDS or self._progress() > progress:
                 deaths, progress = 0, self._progress()
             deaths += 1
@@ -137,7 +137,7 @@ class Supervisor:
     def _give_up(self, child: Child, end: str) -> None:
         said = "".join(f"\n  {line}" for line in last_words(child.log_path))
         why = f"{end}, {HOPELESS_DEATHS} times in a row, and nothing got on meanwhile. Last lines of {child.log_path}:{said}"
-        self._say_hopeless(child.name, why)
+        self._report_hopeless(child.name, why)
 
     async def _run_once(self, child: Child) -> str:
         """One life of a child; how it ended, in words."""
@@ -166,10 +166,10 @@ class Supervisor:
         while (left := [keeper for keeper in self._keepers if not keeper.done()]) and time.monotonic() < deadline:
             done, _ = await asyncio.wait(left, timeout=SAY_WAITING_SECONDS)
             if not done:
-                self._say("stopping:", f"still waiting for {', '.join(c.name for c in self.children if c.running)}")
+                self._report("stopping:", f"still waiting for {', '.join(c.name for c in self.children if c.running)}")
         for child in self.children:
             if child.running:
-                self._say(child.name, f"killed: still there {STOP_SECONDS:.0f} s after SIGTERM")
+                self._report(child.name, f"killed: still there {STOP_SECONDS:.0f} s after SIGTERM")
                 _signal(child, signal.SIGKILL)
         await asyncio.gather(*self._keepers, return_exceptions=True)
 

@@ -4,15 +4,32 @@ from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_account, 
 
 from .context import Context, make_context, open_context
 from .device_lock import DeviceLock
-from .event_handlers import HandlerTable, Inbox, keep_alive
+from .event_handlers import EventHandlers, HandlerTable, keep_alive
 from .gc_control import Settling
-from .journal_writer import Speaker
+from .journal import Journal
 from .presence import LeaseWatch, Presence, read_lease
 from .run_document import failure_words, read_run, stop_run
 from .run_service import run_service
 
 __all__ = [
-    "CommitClaim", "Context", "DeviceLock", "HandlerTable", "Inbox", "LeaseWatch", "Presence", "Settling", "Speaker",
-    "failure_words", "keep_alive", "make_context", "open_context", "publish_account", "publish_rest", "read_commits",
-    "read_lease", "read_run", "run_service", "stop_run",
+    "CommitClaim",
+    "Context",
+    "DeviceLock",
+    "EventHandlers",
+    "HandlerTable",
+    "Journal",
+    "LeaseWatch",
+    "Presence",
+    "Settling",
+    "failure_words",
+    "keep_alive",
+    "make_context",
+    "open_context",
+    "publish_account",
+    "publish_rest",
+    "read_commits",
+    "read_lease",
+    "read_run",
+    "run_service",
+    "stop_run",
 ]  # fmt: skip

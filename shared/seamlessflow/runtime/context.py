@@ -22,8 +22,8 @@ from seamlessflow.store.large_payloads import Store
 from seamlessflow.store.timeouts import Limits
 from seamlessflow.telemetry import configure_logging, serve_metrics
 
-from .event_handlers import Inbox
-from .journal_writer import Speaker
+from .event_handlers import EventHandlers
+from .journal import Journal
 from .presence import GOODBYE_SECONDS, Presence, claim
 
 log = structlog.get_logger()
@@ -39,8 +39,8 @@ class Context:
     settings: Settings
     bus: Bus
     store: Store
-    speaker: Speaker
-    inbox: Inbox
+    journal: Journal
+    handlers: EventHandlers
     presence: Presence
     stopping: asyncio.Event
     """Set by SIGTERM or SIGINT: take no new work, hand back or finish, then return."""
@@ -65,7 +65,7 @@ class Context:
 def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities: tuple[str, ...], slots: int = 0) -> Context:
     """Surroundings over a given bus; tests pass a MemoryBus."""
     store = Store(settings.store_url, Limits(settings.store_call_seconds))
-    speaker = Speaker(bus, store)
+    journal = Journal(bus, store)
     status = NodeStatus(
         node=settings.node,
         service=service.value,
@@ -74,8 +74,8 @@ def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities
         slots=slots,
         pid=os.getpid(),
     )
-    inbox = Inbox(bus, speaker, store, service)
-    return Context(service, settings, bus, store, speaker, inbox, Presence(bus, status), asyncio.Event())
+    handlers = EventHandlers(bus, journal, store, service)
+    return Context(service, settings, bus, store, journal, handlers, Presence(bus, status), asyncio.Event())
 
 
 @asynccontextmanager

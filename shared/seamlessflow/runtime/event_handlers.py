@@ -21,7 +21,7 @@ from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.telemetry import count
 
-from .journal_writer import Speaker
+from .journal import Journal
 
 log = structlog.get_logger()
 
@@ -32,11 +32,11 @@ MAX_ATTEMPTS = 5
 RETRY_SECONDS = 1.0
 
 
-class Inbox:
+class EventHandlers:
     """Turns deliveries into handler calls. ``serial`` keeps handlers in the order of delivery."""
 
-    def __init__(self, bus: Bus, speaker: Speaker, store: Store, service: Service) -> None:
-        self._bus, self._speaker, self._store, self._service = bus, speaker, store, service
+    def __init__(self, bus: Bus, journal: Journal, store: Store, service: Service) -> None:
+        self._bus, self._journal, self._store, self._service = bus, journal, store, service
         self._failures: dict[tuple[str, int], int] = {}
         self._held: set[Delivery] = set()
         self._pings: asyncio.Task[None] | None = None
@@ -79,11 +79,11 @@ class Inbox:
             else:
                 async with turn:  # FIFO: the order of delivery
                     said = await self._judge(delivery, table, on_return)
-            await self._speaker.say_all(said)
+            await self._journal.publish_all(said)
             await delivery.ack()
             self._failures.pop((stream, delivery.seq), None)
         except BadInput as wrong:
-            await self.bury(delivery, str(wrong))
+            await self.dead_letter(delivery, str(wrong))
         except Unavailable as wrong:
             log.warning("event.delayed", subject=delivery.subject, reason=str(wrong))
             await delivery.nak(RETRY_SECONDS)
@@ -123,19 +123,19 @@ class Inbox:
         failures = self._failures[stream, delivery.seq] = self._failures.get((stream, delivery.seq), 0) + 1
         log.error("event.failed", subject=delivery.subject, failures=failures, exc_info=wrong)
         if failures >= MAX_ATTEMPTS:
-            await self.bury(delivery, f"failed {failures} times: {type(wrong).__name__}: {wrong}")
+            await self.dead_letter(delivery, f"failed {failures} times: {type(wrong).__name__}: {wrong}")
         else:
             await delivery.nak(RETRY_SECONDS)
 
-    async def bury(self, delivery: Delivery, reason: str) -> None:
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """Dead-letter a delivery with its reason, then end it."""
         log.error("event.dead", subject=delivery.subject, reason=reason)
-        await self._speaker.say(dead_letter(self._service, delivery, reason))
+        await self._journal.publish(as_dead_letter(self._service, delivery, reason))
         await delivery.term(reason[:200])
         count("events_dead")
 
 
-def dead_letter(service: Service, delivery: Delivery, reason: str) -> DeadLetter:
+def as_dead_letter(service: Service, delivery: Delivery, reason: str) -> DeadLetter:
     """A delivery as a dead letter; the same message gives the same letter."""
     identity = hashlib.sha256(delivery.subject.encode() + delivery.payload).hexdigest()[:24]
     return DeadLetter(

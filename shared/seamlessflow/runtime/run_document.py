@@ -10,17 +10,17 @@ from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import RunStarted, RunStopRequested, Service
 from seamlessflow.errors import SeamlessFlowError
 
-from .journal_writer import Speaker
+from .journal import Journal
 
 log = structlog.get_logger()
 
 
-async def read_run(speaker: Speaker, run: str) -> RunConfig:
+async def read_run(journal: Journal, run: str) -> RunConfig:
     """The run's configuration; waits until the run was started, saying so."""
     waited = 0
     while True:
         try:
-            started = await speaker.first(RunStarted, run)
+            started = await journal.first(RunStarted, run)
         except SeamlessFlowError as wrong:
             log.warning("run.unreadable", run=run, reason=str(wrong))
             started = None
@@ -37,6 +37,6 @@ def failure_words(service: Service, reason: str) -> str:
     return f"{service.value}: {reason}"
 
 
-async def stop_run(speaker: Speaker, service: Service, run: str, reason: str) -> None:
+async def stop_run(journal: Journal, service: Service, run: str, reason: str) -> None:
     """Ask for an orderly end of a run that this service cannot serve, where trying again would end the same."""
-    await speaker.say(RunStopRequested(run=run, reason=failure_words(service, reason)))
+    await journal.publish(RunStopRequested(run=run, reason=failure_words(service, reason)))

@@ -22,7 +22,7 @@ from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.codec import decode, pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished, WeightsReading
 from seamlessflow.contracts.routes import READERS_BUCKET, WEIGHTS_BUCKET
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import MalformedMessage, SeamlessFlowError, Unavailable
 
@@ -66,7 +66,7 @@ async def read_head(bus: Bus, run: str) -> WeightsHead | None:
 
 async def head_of_journal(bus: Bus, run: str) -> WeightsHead | None:
     """What the head would be by the journal alone: it is moved after each WeightsPublished. None: there is none."""
-    record = await bus.last(journal(run), subject_filter(WeightsPublished, run=run))
+    record = await bus.last(journal_stream(run), subject_filter(WeightsPublished, run=run))
     newest = None if record is None else decode(record.subject, record.payload, record.headers)
     if not isinstance(newest, WeightsPublished):
         return None

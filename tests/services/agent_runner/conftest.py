@@ -63,7 +63,7 @@ class FakeManager:
     contents: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     async def open(self) -> None:
-        self.subscription = await self.context.inbox.consume(
+        self.subscription = await self.context.handlers.consume(
             queue_stream(Service.TRAJECTORY_MANAGER, RUN),
             consumer_name(Service.TRAJECTORY_MANAGER, "0"),
             {CallRequested: self.on_call_requested},
@@ -85,7 +85,7 @@ class FakeManager:
                     await self.context.bus.hint(request.reply, encode(delta))
                     await asyncio.sleep(0.01)  # as tokens are sampled one after the other
             answer = CallAnswered(**known, message=said, finish_reason=finish, usage=usage, tokens=self.tokens)
-        await self.context.speaker.say(answer)
+        await self.context.journal.publish(answer)
         if self.with_hints:
             await self.context.bus.hint(request.reply, encode(answer))
         return []
@@ -153,21 +153,21 @@ class World:
     def context(self, service: Service = Service.AGENT_RUNNER) -> Context:
         return make_context(service, self.settings(), MemoryBus(self.server), capabilities=())
 
-    async def say(self, event: Any) -> None:
-        await self.manager.context.speaker.say(event)
+    async def publish(self, event: Any) -> None:
+        await self.manager.context.journal.publish(event)
 
     async def ended(self, episode: str = "t1-0-0", *, seconds: float = 30.0) -> EpisodeEnded:
         """Waits until it is said."""
         async with asyncio.timeout(seconds):
             while True:
-                found = await self.manager.context.speaker.first(EpisodeEnded, RUN, episode=episode)
+                found = await self.manager.context.journal.first(EpisodeEnded, RUN, episode=episode)
                 if found is not None:
                     return found
                 await asyncio.sleep(0.02)
 
     async def run_one(self, **given: Any) -> EpisodeEnded:
         event = opened(**given)
-        await self.say(event)
+        await self.publish(event)
         return await self.ended(event.episode)
 
 
@@ -182,7 +182,7 @@ def make_world(tmp_path: Path) -> Callable[[RunConfig], Awaitable[World]]:
             await bus.ensure_consumer(consumer)
         world = World(server, tmp_path, config, None)  # type: ignore[arg-type]
         world.manager = FakeManager(world.context(Service.TRAJECTORY_MANAGER))
-        await world.say(RunStarted(run=RUN, document=config.model_dump(mode="json")))
+        await world.publish(RunStarted(run=RUN, document=config.model_dump(mode="json")))
         await world.manager.open()
         return world
 
@@ -249,7 +249,7 @@ async def gateway(make_world: Any) -> AsyncIterator[GatewayWorld]:
     world = await make_world(config_of())
     context = world.context()
     sessions = Sessions()
-    desk = CallDesk(context.bus, context.speaker)
+    desk = CallDesk(context.bus, context.journal)
     gateway = Gateway(sessions, desk)
     await desk.open()
     await gateway.open("127.0.0.1", 0)

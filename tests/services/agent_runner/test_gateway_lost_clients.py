@@ -123,7 +123,7 @@ async def test_a_client_that_stays_away_stops_its_sampling(gateway: Any, monkeyp
                 await asyncio.sleep(0.05)
         answer = await client.chat.completions.create(model="m", messages=HELLO)
 
-    speaker = gateway.manager.context.speaker
-    assert await speaker.first(CallAbandoned, gateway.session.opened.run, episode="t1-0-0", call=first.id) is not None
+    journal = gateway.manager.context.journal
+    assert await journal.first(CallAbandoned, gateway.session.opened.run, episode="t1-0-0", call=first.id) is not None
     assert answer.choices[0].message.content == "at last" and len(gateway.manager.calls) == 2
     assert gateway.session.close() == (first.id,)

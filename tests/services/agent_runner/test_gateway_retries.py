@@ -144,8 +144,8 @@ async def test_a_call_that_could_not_be_said_yet_is_said_before_its_end(
     """The journal was away, and the client did not wait so long."""
     monkeypatch.setattr(call_requests, "ABANDON_SECONDS", 0.1)
     monkeypatch.setattr(call_requests, "RETRY_SECONDS", 0.1)
-    speaker, said, is_there = gateway.gateway._desk._speaker, [], False
-    say: Callable[[Any], Awaitable[Any]] = speaker.say
+    journal, said, is_there = gateway.gateway._desk._journal, [], False
+    say: Callable[[Any], Awaitable[Any]] = journal.publish
 
     async def flaky(event: Any) -> Any:
         if not is_there:
@@ -153,7 +153,7 @@ async def test_a_call_that_could_not_be_said_yet_is_said_before_its_end(
         said.append(type(event).__name__)
         return await say(event)
 
-    monkeypatch.setattr(speaker, "say", flaky)
+    monkeypatch.setattr(journal, "say", flaky)
     client = await ask(gateway, body())
     await until(lambda: len(gateway.session.calls) == 1)
     client.leave()

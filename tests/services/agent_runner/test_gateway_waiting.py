@@ -100,8 +100,8 @@ async def test_waiters_look_ever_more_seldom_while_others_are_answered(gateway: 
     monkeypatch.setattr(answer_wait, "FIRST_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(answer_wait, "LONGEST_LOOK_SECONDS", 0.8)
     monkeypatch.setattr(answer_wait, "_FRESH_SECONDS", 0.0)
-    speaker, looks = gateway.gateway._desk._speaker, Counter[str]()
-    first = speaker.first
+    journal, looks = gateway.gateway._desk._journal, Counter[str]()
+    first = journal.first
 
     async def look(kind: Any, run: str, **names: str) -> Any:
         looks[names["call"]] += 1
@@ -111,7 +111,7 @@ async def test_waiters_look_ever_more_seldom_while_others_are_answered(gateway: 
         await asyncio.sleep(2.0 if messages == HELLO else 0)
         return {"role": "assistant", "content": "at last"}
 
-    monkeypatch.setattr(speaker, "first", look)
+    monkeypatch.setattr(journal, "first", look)
     gateway.manager.reply = reply
     async with gateway.openai(openai.AsyncOpenAI) as client:
         held = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))

@@ -28,112 +28,112 @@ def call(name: str, **more) -> CallRequested:
 
 
 @pytest.fixture
-async def speaker(make_world):
-    return (await make_world(config_of())).context().speaker
+async def journal(make_world):
+    return (await make_world(config_of())).context().journal
 
 
 class Kept(list):
     """What was said of kept versions."""
 
-    def of(self, speaker, slots: int = 4) -> Pinning:
-        return Pinning(speaker, RUN, slots, self.append)
+    def of(self, journal, slots: int = 4) -> Pinning:
+        return Pinning(journal, RUN, slots, self.append)
 
 
-async def load(speaker, version: int, worker: str = "w1") -> None:
+async def load(journal, version: int, worker: str = "w1") -> None:
     facts = {"fetch_seconds": 0.0, "pause_seconds": 0.0, "num_frozen": 0}
-    await speaker.say(WeightsLoaded(run=RUN, weights_version=version, worker=worker, **facts))
+    await journal.publish(WeightsLoaded(run=RUN, weights_version=version, worker=worker, **facts))
     await asyncio.sleep(0.005)
 
 
-async def test_all_calls_of_an_episode_keep_the_version_of_the_first_one(speaker):
+async def test_all_calls_of_an_episode_keep_the_version_of_the_first_one(journal):
     """However far weights move on; the tag names the slot of the version."""
-    pinning = Kept().of(speaker)
-    await load(speaker, 6)
+    pinning = Kept().of(journal)
+    await load(journal, 6)
     pin = Pin(pinning)
     said = [await pin.on(call("c1"))]
-    await load(speaker, 7)
+    await load(journal, 7)
     said.append(await pin.on(call("c2")))
 
     assert [(each.weights_version, each.tag) for each in said] == [(6, "rollout+v2")] * 2
     assert (await Pin(pinning).on(call("c3"))).weights_version == 7
 
 
-async def test_calls_made_side_by_side_agree(speaker):
+async def test_calls_made_side_by_side_agree(journal):
     """Also where weights move on between them."""
-    pinning, pin = Kept().of(speaker), None
+    pinning, pin = Kept().of(journal), None
     pin = Pin(pinning)
     calls = [asyncio.create_task(pin.on(call(f"c{number}"))) for number in range(5)]
-    await load(speaker, 1)
-    await load(speaker, 2)
+    await load(journal, 1)
+    await load(journal, 2)
 
     assert len({each.weights_version for each in await asyncio.gather(*calls)}) == 1
 
 
-async def test_an_episode_that_comes_before_any_weights_waits_for_the_first(speaker):
+async def test_an_episode_that_comes_before_any_weights_waits_for_the_first(journal):
     """Nothing can be sampled before that anyway, and what it would keep is not known."""
-    waiting = asyncio.create_task(Pin(Kept().of(speaker)).on(call("c1")))
+    waiting = asyncio.create_task(Pin(Kept().of(journal)).on(call("c1")))
     await asyncio.sleep(0.02)
     assert not waiting.done()
-    await load(speaker, 0)
+    await load(journal, 0)
 
     assert (await waiting).weights_version == 0
 
 
-async def test_where_the_word_of_the_first_load_was_lost_an_episode_keeps_what_was_published(speaker, monkeypatch):
+async def test_where_the_word_of_the_first_load_was_lost_an_episode_keeps_what_was_published(journal, monkeypatch):
     """It is said once, and the next load comes only when episodes have ended; a load that is said after all counts again."""
     monkeypatch.setattr("seamlessflow_agent_runner.episodes.pinned_version.UNSAID_SECONDS", 0.03)
-    pinning = Kept().of(speaker)
+    pinning = Kept().of(journal)
     waiting = asyncio.create_task(pinning.newest())
     await asyncio.sleep(0.01)
-    await speaker.say(WeightsPublished(run=RUN, weights_version=3, step=3, path="p", num_bytes=1, wall_seconds=0.0))
+    await journal.publish(WeightsPublished(run=RUN, weights_version=3, step=3, path="p", num_bytes=1, wall_seconds=0.0))
     assert not waiting.done()
 
     assert await asyncio.wait_for(waiting, 5) == 3
-    await load(speaker, 2)
+    await load(journal, 2)
     assert await pinning.newest() == 2
 
 
-async def test_a_journal_that_is_away_is_waited_for(speaker, monkeypatch):
+async def test_a_journal_that_is_away_is_waited_for(journal, monkeypatch):
     """A call is held, never refused."""
     monkeypatch.setattr("seamlessflow_agent_runner.episodes.pinned_version.RETRY_SECONDS", 0.001)
-    await load(speaker, 3)
+    await load(journal, 3)
     answers = [Unavailable("no server"), Unavailable("no server")]
 
     class Away:
         async def last(self, *known):
             if answers:
                 raise answers.pop()
-            return await speaker.last(*known)
+            return await journal.last(*known)
 
     assert await Kept().of(Away()).newest() == 3 and answers == []
 
 
-async def test_who_loads_an_older_version_late_takes_no_episode_back(speaker):
+async def test_who_loads_an_older_version_late_takes_no_episode_back(journal):
     """The journal's last word is its; what others loaded before is newer."""
-    pinning = Kept().of(speaker)
-    await load(speaker, 5, "w1")
+    pinning = Kept().of(journal)
+    await load(journal, 5, "w1")
     assert await pinning.newest() == 5
-    await load(speaker, 4, "w2")
+    await load(journal, 4, "w2")
 
     assert await pinning.newest() == 5
 
 
-async def test_no_episode_keeps_a_version_older_than_it_may_use(speaker):
+async def test_no_episode_keeps_a_version_older_than_it_may_use(journal):
     """As an evaluation of the last weights, which nobody may have loaded yet."""
-    await load(speaker, 5)
+    await load(journal, 5)
 
-    assert (await Pin(Kept().of(speaker)).on(call("c1", min_weights_version=6))).weights_version == 6
+    assert (await Pin(Kept().of(journal)).on(call("c1", min_weights_version=6))).weights_version == 6
 
 
-async def test_which_versions_are_kept_is_said_whenever_that_changes(speaker):
+async def test_which_versions_are_kept_is_said_whenever_that_changes(journal):
     """By versions, not by episodes: the scheduler wants to know which are needed at all."""
     kept = Kept()
-    pinning = kept.of(speaker)
-    await load(speaker, 1)
+    pinning = kept.of(journal)
+    await load(journal, 1)
     one, other, third = Pin(pinning), Pin(pinning), Pin(pinning)
     await one.on(call("c1"))
     await other.on(call("c2"))
-    await load(speaker, 2)
+    await load(journal, 2)
     await third.on(call("c3"))
     one.release()
     one.release()
@@ -144,10 +144,10 @@ async def test_which_versions_are_kept_is_said_whenever_that_changes(speaker):
     assert kept[2:] == [(2,), ()]
 
 
-async def test_an_episode_that_ends_before_its_version_is_known_keeps_none(speaker):
+async def test_an_episode_that_ends_before_its_version_is_known_keeps_none(journal):
     """Its call was cut off while it waited for the first weights."""
     kept = Kept()
-    pin = Pin(kept.of(speaker))
+    pin = Pin(kept.of(journal))
     waiting = asyncio.create_task(pin.on(call("c1")))
     await asyncio.sleep(0.01)
     pin.release()
@@ -173,7 +173,7 @@ async def test_an_agents_calls_say_its_version_and_its_runner_says_that_it_is_ne
     world.manager.reply = reply
     await lease(world)
     _, runner = await start_runner(world=world)
-    await load(world.manager.context.speaker, 6)
+    await load(world.manager.context.journal, 6)
     ended = await world.run_one(prompt="hello")
     (asked,) = world.manager.calls
 

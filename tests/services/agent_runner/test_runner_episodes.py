@@ -120,7 +120,7 @@ async def test_at_most_so_many_agents_run_side_by_side(start_runner: Any, python
 
     world.manager.reply = slow
     for number in range(8):
-        await world.say(make_opened(f"t{number}-0-0", env="ab"[number % 2]))
+        await world.publish(make_opened(f"t{number}-0-0", env="ab"[number % 2]))
     ends = [await world.ended(f"t{number}-0-0") for number in range(8)]
 
     assert {ended.status for ended in ends} == {EpisodeStatus.COMPLETED}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seamlessflow.contracts import EpisodeStarted, EpisodeStatus, RunEnded, TaskSubmitted
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow_agent_runner.external import episode_queue
 from tests.services.agent_runner.elsewhere import RUN, Gateway, external, member, num_delivered
@@ -20,7 +20,7 @@ Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
 async def test_an_agent_elsewhere_does_an_episode(start: Start) -> None:
     """It is told what to do and where its model is; what it reports is the reward, and its calls are counted."""
     world, gateway = await start()
-    await world.say(member(entry={"answer": "7"}, hint="visible"))
+    await world.publish(member(entry={"answer": "7"}, hint="visible"))
 
     episode = await gateway.opened()
     answer = await gateway.ask(episode["base_url"], episode["api_key"])
@@ -44,7 +44,7 @@ async def test_the_members_of_a_group_go_out_one_after_the_other(start: Start) -
     world, gateway = await start()
     for task in ("t1", "t2"):
         for index in range(2):
-            await world.say(member(task, index))
+            await world.publish(member(task, index))
 
     given = [await gateway.opened() for _ in range(4)]
 
@@ -56,7 +56,7 @@ async def test_asking_for_one_task_finds_it_behind_others(start: Start) -> None:
     """What was pulled before it is kept for whoever takes anything, in the old order."""
     world, gateway = await start()
     for task in ("t1", "t2", "t3"):
-        await world.say(member(task))
+        await world.publish(member(task))
 
     found = await gateway.opened(task="t3")
     others = [await gateway.opened() for _ in range(2)]
@@ -70,7 +70,7 @@ async def test_a_search_through_a_long_queue_hands_back_what_lay_longest(start: 
     monkeypatch.setattr(episode_queue, "SHELF_SIZE", 3)
     world, gateway = await start()
     for number in range(8):
-        await world.say(member(f"t{number}"))
+        await world.publish(member(f"t{number}"))
 
     assert (await gateway.opened(task="t7"))["task"] == "t7"
     assert {(await gateway.opened())["task"] for _ in range(7)} == {f"t{number}" for number in range(7)}
@@ -79,11 +79,11 @@ async def test_a_search_through_a_long_queue_hands_back_what_lay_longest(start: 
 async def test_a_prompt_becomes_a_task(start: Start) -> None:
     """It is published, and its first member is handed out when the scheduler has admitted it; task gives the others."""
     world, gateway = await start()
-    await world.say(member("other"))
+    await world.publish(member("other"))
     asked = asyncio.create_task(gateway.open(prompt="Tidy up.", data={"room": 3}))
     task = await submitted(world)
     for index in range(2):
-        await world.say(member(task.task, index))
+        await world.publish(member(task.task, index))
 
     first = (await asked).json()
     second = await gateway.opened(task=first["task"])
@@ -97,7 +97,7 @@ async def test_a_prompt_that_is_not_admitted_in_time_is_not_lost(start: Start) -
     world, gateway = await start()
 
     none = await gateway.open(prompt="Tidy up.", task="mine", wait_seconds=0.2)
-    await world.say(member("mine"))
+    await world.publish(member("mine"))
     episode = await gateway.opened(prompt="Tidy up.", task="mine")
 
     assert (none.status_code, none.json()["task"]) == (503, "mine")
@@ -110,7 +110,7 @@ async def test_nothing_is_pulled_while_nobody_asks(start: Start) -> None:
     world, gateway = await start()
 
     none = await gateway.open(wait_seconds=0.3)
-    await world.say(member())
+    await world.publish(member())
     await asyncio.sleep(0.3)
 
     assert none.status_code == 503 and int(none.headers["Retry-After"]) >= 1
@@ -122,7 +122,7 @@ async def test_nothing_is_pulled_while_nobody_asks(start: Start) -> None:
 async def test_who_does_not_wait_gets_what_is_there(start: Start) -> None:
     """Nothing else: 503 at once."""
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     await gateway.open(wait_seconds=1, task="none-of-these")  # it is a member by now
 
     assert (await gateway.open(wait_seconds=0)).status_code == 201
@@ -135,7 +135,7 @@ async def test_a_request_waits_for_an_episode(start: Start) -> None:
     asked = asyncio.create_task(gateway.open())
     await asyncio.sleep(0.3)
     assert not asked.done()
-    await world.say(member())
+    await world.publish(member())
 
     assert (await asked).json()["episode"] == "g-t1-0-0"
 
@@ -148,10 +148,10 @@ async def test_a_client_that_left_takes_no_episode(start: Start) -> None:
     await asyncio.sleep(0.3)
     writer.transport.abort()
     await asyncio.sleep(0.2)
-    await world.say(member())
+    await world.publish(member())
     await asyncio.sleep(0.2)
 
-    assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
+    assert await world.manager.context.journal.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
     assert (await gateway.opened())["episode"] == "g-t1-0-0"
 
 
@@ -191,7 +191,7 @@ async def test_a_run_that_is_over_is_gone(start: Start, lease: Any) -> None:
     world, gateway = await start()
     waiting = asyncio.create_task(gateway.open(run=RUN))
     await asyncio.sleep(0.3)
-    await world.say(RunEnded(run=RUN, reason="completed", steps=3))
+    await world.publish(RunEnded(run=RUN, reason="completed", steps=3))
     await lease(world, run=None, epoch=2)
 
     for answer in (await waiting, await gateway.open(run=RUN)):
@@ -203,7 +203,7 @@ async def test_so_many_episodes_are_open_side_by_side(start: Start) -> None:
     """As fleet.agents says; one that ends makes room."""
     world, gateway = await start(fleet={"agents": 2})
     for index in range(3):
-        await world.say(member(index=index))
+        await world.publish(member(index=index))
     first, _ = [await gateway.opened() for _ in range(2)]
 
     none = await gateway.open(wait_seconds=0.3)
@@ -216,8 +216,8 @@ async def test_so_many_episodes_are_open_side_by_side(start: Start) -> None:
 async def test_agents_of_both_kinds_have_one_runner(start: Start, python_agents: Any) -> None:
     """Those it starts, and those that come to it."""
     world, gateway = await start(external("outside"), python_agents("prints", env="inside"))
-    await world.say(member("t1", env="inside"))
-    await world.say(member("t2", env="outside"))
+    await world.publish(member("t1", env="inside"))
+    await world.publish(member("t2", env="outside"))
 
     episode = await gateway.opened()
 
@@ -231,9 +231,9 @@ async def submitted(world: Any) -> TaskSubmitted:
     """The task that was published."""
     async with asyncio.timeout(10):
         while True:
-            record = await world.manager.context.bus.first(journal(RUN), subject_filter(TaskSubmitted, run=RUN))
+            record = await world.manager.context.bus.first(journal_stream(RUN), subject_filter(TaskSubmitted, run=RUN))
             if record is not None:
-                event = await world.manager.context.speaker.open(record)
+                event = await world.manager.context.journal.open(record)
                 assert isinstance(event, TaskSubmitted)
                 return event
             await asyncio.sleep(0.02)

@@ -17,7 +17,7 @@ async def test_keys_open_their_own_episode_only(start: Start) -> None:
     """For reports, states and calls alike, whichever of them is over; what is unknown looks the same as what is foreign."""
     world, gateway = await start(gateway_token="the token")
     for index in range(2):
-        await world.say(member(index=index))
+        await world.publish(member(index=index))
     one, other = [(await gateway.open(token="the token")).json() for _ in range(2)]
     unknown = {**one, "episode": "g-t9-0-0"}
 
@@ -31,14 +31,14 @@ async def test_keys_open_their_own_episode_only(start: Start) -> None:
     assert (await gateway.end(one, {"reward": 1.0}, key="the token")).status_code == 200
     assert (await gateway.end(one, {"reward": 1.0}, key=other["api_key"])).status_code == 401
     assert (await gateway.state(other)).json()["state"] == "open"
-    assert await world.manager.context.speaker.first(EpisodeEnded, RUN, episode=other["episode"]) is None
+    assert await world.manager.context.journal.first(EpisodeEnded, RUN, episode=other["episode"]) is None
 
 
 async def test_paths_that_name_an_episode(start: Start) -> None:
     """With its key in the path any key will do, in every dialect; with its id only its own will."""
     world, gateway = await start()
     for index in range(2):
-        await world.say(member(index=index))
+        await world.publish(member(index=index))
     one, other = [await gateway.opened() for _ in range(2)]
     by_key, by_name = one["path_base_url"], one["base_url"].removesuffix("/v1") + f"/e/{one['episode']}/v1"
 
@@ -84,14 +84,14 @@ async def test_paths_that_name_an_episode(start: Start) -> None:
 async def test_who_may_open_episodes(start: Start, settings: Any, headers: dict[str, str], status: int) -> None:
     """Whoever has the token; without one, whoever is on this machine, but no web page or proxy; a refusal says what to set."""
     world, gateway = await start(**settings)
-    await world.say(member())
+    await world.publish(member())
 
     answer = await gateway.http.post("/episodes", headers=headers)
 
     assert answer.status_code == status
     if status != 201:
         assert "SEAMLESSFLOW_GATEWAY_TOKEN" in answer.json()["error"]["message"]
-        assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
+        assert await world.manager.context.journal.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_who_may_open_episodes(start: Start, settings: Any, headers: dict[
 async def test_a_gateway_says_where_it_is_reached(start: Start, settings: Any, root: str) -> None:
     """By the address it was called by, or the one it was given."""
     world, gateway = await start(**settings)
-    await world.say(member())
+    await world.publish(member())
 
     given = (await gateway.http.post("/episodes", headers={"Host": "agents.example:8000", **bearer("t")})).json()
 

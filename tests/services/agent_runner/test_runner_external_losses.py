@@ -24,7 +24,7 @@ EPISODE = "g-t1-0-0"
 async def test_a_host_header_that_is_none_takes_no_episode(start: Start, host: str) -> None:
     """400, and the next one gets it, as a first attempt."""
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
 
     answer = await said_to(gateway, f"POST /episodes HTTP/1.1\r\n{host}Content-Length: 0\r\nConnection: close\r\n\r\n")
 
@@ -37,7 +37,7 @@ async def test_an_episode_that_cannot_be_told_of_is_given_up(start: Start, monke
     from seamlessflow_agent_runner.gateway import episode_routes
 
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     monkeypatch.setattr(episode_routes, "task_for_agent", lambda opened: 1 / 0)
 
     assert (await gateway.open()).status_code == 500
@@ -54,9 +54,9 @@ async def test_what_a_killed_gateway_held_is_ended_though_nobody_asks_for_it(
     world, gateway = await start()
     asking = [] if task is None else [asyncio.create_task(gateway.open(task=task, wait_seconds=3))]
     for index in range(3):
-        await world.say(EpisodeStarted(run=RUN, episode=f"g-t1-{index}-0", runner="killed"))
+        await world.publish(EpisodeStarted(run=RUN, episode=f"g-t1-{index}-0", runner="killed"))
     for index in range(4):
-        await world.say(member(index=index))
+        await world.publish(member(index=index))
 
     for index in range(3):
         assert (await world.ended(f"g-t1-{index}-0", seconds=5)).status is EpisodeStatus.RUNNER_LOST
@@ -68,7 +68,7 @@ async def test_a_gateway_that_was_only_cut_off_keeps_its_episodes(start: Start, 
     """After an outage all that it holds is given to others; they hand it back, and it shows that it lives."""
     monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 0.3)
     world, first = await start(gateway_only=True)
-    await world.say(member())
+    await world.publish(member())
     episode = await first.opened()
     await start(world=world, gateway_only=True)
     queue = world.server.consumer(queue_stream(Service.AGENT_RUNNER, RUN), consumer_name(Service.AGENT_RUNNER, "sums"))
@@ -88,7 +88,7 @@ async def test_a_patrol_hands_back_at_once_what_it_finds(start: Start, monkeypat
     monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 0.1)
     world, _ = await start(gateway_only=True)
     for index in range(3):
-        await world.say(member(index=index))
+        await world.publish(member(index=index))
     await asyncio.sleep(1.0)
     monkeypatch.setattr(episode_queue, "PATROL_SECONDS", 60)
     _, second = await start(world=world, gateway_only=True)
@@ -101,7 +101,7 @@ async def test_a_search_for_what_is_not_there_leaves_the_rest_to_other_gateways(
     """They wait a few seconds at most, again and again."""
     world, first = await start(gateway_only=True)
     for number in range(10):
-        await world.say(member(f"t{number}"))
+        await world.publish(member(f"t{number}"))
     search = asyncio.create_task(first.open(task="none-of-these", wait_seconds=30))
     await asyncio.sleep(0.5)
     _, second = await start(world=world, gateway_only=True)
@@ -117,7 +117,7 @@ async def test_a_reward_outlives_an_outage_of_the_journal(start: Start, monkeypa
     """It is said when the journal is back; the report and its repetition meanwhile wait for that."""
     monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
     outage = Outage(gateway, EpisodeEnded, monkeypatch)
 
@@ -138,7 +138,7 @@ async def test_an_end_that_was_stored_unheard_is_ours(start: Start, monkeypatch:
     """The journal had it, only its acknowledgement was lost."""
     monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
     outage = Outage(gateway, EpisodeEnded, monkeypatch, is_stored=True)
 
@@ -152,7 +152,7 @@ async def test_an_end_that_was_stored_unheard_is_ours(start: Start, monkeypatch:
 async def test_a_gateway_that_stops_does_not_wait_for_the_journal(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reports is told that it is not stored."""
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
     Outage(gateway, EpisodeEnded, monkeypatch)
     report = asyncio.create_task(gateway.end(episode, {"reward": 0.5}))
@@ -171,7 +171,7 @@ async def test_the_end_of_an_agent_of_ours_outlives_an_outage(
     monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
     world, gateway = await start(python_agents("prints"))
     outage = Outage(gateway, EpisodeEnded, monkeypatch)
-    await world.say(member())
+    await world.publish(member())
     async with asyncio.timeout(20):
         while outage.num_tries < 2:
             await asyncio.sleep(0.05)
@@ -184,14 +184,14 @@ async def test_the_end_of_an_agent_of_ours_outlives_an_outage(
 async def test_who_does_not_wait_waits_for_what_is_being_started(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow journal costs no attempt."""
     world, gateway = await start()
-    await world.say(member())
-    say = gateway.context.speaker.say
+    await world.publish(member())
+    say = gateway.context.journal.publish
 
     async def slow(event: Any) -> Any:
         await asyncio.sleep(1.0 if isinstance(event, EpisodeStarted) else 0)
         return await say(event)
 
-    monkeypatch.setattr(gateway.context.speaker, "say", slow)
+    monkeypatch.setattr(gateway.context.journal, "say", slow)
 
     assert (await gateway.open(wait_seconds=0)).status_code == 201
 
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_before_the_start_is_said_costs_no_attempt(
 ) -> None:
     """The next one gets the same."""
     world, gateway = await start()
-    first, is_slow = gateway.context.speaker.first, asyncio.Event()
+    first, is_slow = gateway.context.journal.first, asyncio.Event()
 
     async def slow(kind: Any, *known: Any, **more: Any) -> Any:
         membership = gateway.runner._membership
@@ -210,32 +210,32 @@ async def test_a_client_that_leaves_before_the_start_is_said_costs_no_attempt(
             await asyncio.sleep(2.0)  # longer than until it is seen that nobody is there
         return await first(kind, *known, **more)
 
-    monkeypatch.setattr(gateway.context.speaker, "first", slow)
-    await world.say(member())
+    monkeypatch.setattr(gateway.context.journal, "first", slow)
+    await world.publish(member())
     leaver = asyncio.create_task(gateway.http.post("/episodes", json={"wait_seconds": 60}))
     async with asyncio.timeout(10):
         await is_slow.wait()
     leaver.cancel()
-    monkeypatch.setattr(gateway.context.speaker, "first", first)
+    monkeypatch.setattr(gateway.context.journal, "first", first)
     await asyncio.sleep(2.5)
 
-    assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode=EPISODE) is None
+    assert await world.manager.context.journal.first(EpisodeStarted, RUN, episode=EPISODE) is None
     assert (await gateway.opened())["episode"] == EPISODE
 
 
 async def test_a_prompt_is_published_when_there_is_a_place_for_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, its repetitions without a name would each be a task of their own."""
     world, gateway = await start(fleet={"agents": 1})
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
     said = []
-    say = gateway.context.speaker.say
+    say = gateway.context.journal.publish
 
     async def noted(event: Any) -> Any:
         said.append(type(event))
         return await say(event)
 
-    monkeypatch.setattr(gateway.context.speaker, "say", noted)
+    monkeypatch.setattr(gateway.context.journal, "say", noted)
     refused = [await gateway.open(prompt="Tidy up.", wait_seconds=0.1) for _ in range(3)]
     assert [(each.status_code, "task" in each.json()) for each in refused] == [(503, False)] * 3
     assert "fleet.agents = 1" in refused[0].json()["error"]["message"] and TaskSubmitted not in said
@@ -262,7 +262,7 @@ class Outage:
 
     def __init__(self, gateway: Gateway, kind: type, monkeypatch: pytest.MonkeyPatch, *, is_stored: bool = False) -> None:
         self.is_on, self.num_tries = True, 0
-        say = gateway.context.speaker.say
+        say = gateway.context.journal.publish
 
         async def failing(event: Any) -> Any:
             if not self.is_on or not isinstance(event, kind):
@@ -272,7 +272,7 @@ class Outage:
                 await say(event)
             raise Unavailable("nobody answered")
 
-        monkeypatch.setattr(gateway.context.speaker, "say", failing)
+        monkeypatch.setattr(gateway.context.journal, "say", failing)
 
 
 async def said_to(gateway: Gateway, request: str) -> bytes:
@@ -294,23 +294,25 @@ async def test_an_episode_that_an_earlier_runner_started_is_lost_and_the_next_is
     monkeypatch.setattr(local_episode, "DOUBT_SECONDS", 0.2)
     world, gateway = await start()
     lost = member()
-    await world.say(lost)
-    await world.say(EpisodeStarted(run=RUN, episode=lost.episode, runner="earlier"))
+    await world.publish(lost)
+    await world.publish(EpisodeStarted(run=RUN, episode=lost.episode, runner="earlier"))
     over = member(index=1)
-    await world.say(EpisodeEnded(run=RUN, episode=over.episode, shard=0, origin=over.origin, status=EpisodeStatus.RUN_ENDED))
-    await world.say(over)
-    await world.say(member(index=2))
+    await world.publish(
+        EpisodeEnded(run=RUN, episode=over.episode, shard=0, origin=over.origin, status=EpisodeStatus.RUN_ENDED)
+    )
+    await world.publish(over)
+    await world.publish(member(index=2))
 
     assert (await gateway.opened())["index"] == 2
     assert (await world.ended(lost.episode)).status is EpisodeStatus.RUNNER_LOST
-    assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode=over.episode) is None
+    assert await world.manager.context.journal.first(EpisodeStarted, RUN, episode=over.episode) is None
 
 
 async def test_a_stopped_gateway_hands_back_and_says_what_is_lost(start: Start) -> None:
     """Episodes at hand go to the next gateway as they are; open ones are lost; who waits is told."""
     world, gateway = await start()
     for task in ("t1", "t2", "t3"):
-        await world.say(member(task))
+        await world.publish(member(task))
     episode = await gateway.opened(task="t2")  # t1 is at hand now
     waiting = asyncio.create_task(gateway.open(task="t9"))
     await asyncio.sleep(0.3)
@@ -329,7 +331,7 @@ async def test_what_nobody_comes_for_is_handed_back(start: Start, monkeypatch: p
     monkeypatch.setattr(episode_queue, "SHELF_SECONDS", 0.3)
     world, first = await start(gateway_only=True)
     _, second = await start(world=world, gateway_only=True)
-    await world.say(member())
+    await world.publish(member())
     await first.open(task="none-of-these", wait_seconds=0.5)
     assert num_delivered(world) == 1
 
@@ -340,14 +342,14 @@ async def test_after_a_killed_gateway_an_agent_opens_a_new_episode(start: Start,
     """Its old key is unknown; its episode is said to be lost by the one that takes over."""
     monkeypatch.setattr(local_episode, "DOUBT_SECONDS", 0.2)
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
     await gateway.kill()
     _, second = await start(world=world)
 
     asked = asyncio.create_task(second.open(wait_seconds=20))
     ended = await world.ended(episode["episode"])
-    await world.say(member(attempt=1))
+    await world.publish(member(attempt=1))
 
     assert ended.status is EpisodeStatus.RUNNER_LOST
     assert (await asked).json()["attempt"] == 1

@@ -19,7 +19,7 @@ Start = Callable[..., Awaitable[tuple[Any, Gateway]]]
 async def test_the_same_report_again_has_the_same_answer(start: Start) -> None:
     """Another one after it is a conflict, and changes nothing."""
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
 
     first = await gateway.end(episode, {"reward": 1})
@@ -42,7 +42,7 @@ async def test_the_same_report_again_has_the_same_answer(start: Start) -> None:
 async def test_a_report_that_is_none_changes_nothing(start: Start, report: bytes) -> None:
     """400 says why; the episode goes on and is ended by the next one."""
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
 
     wrong = await gateway.end(episode, report)
@@ -55,7 +55,7 @@ async def test_a_report_that_is_none_changes_nothing(start: Start, report: bytes
 async def test_an_agent_may_say_that_it_failed(start: Start) -> None:
     """A status with its reason, and no reward."""
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
 
     assert (await gateway.end(episode, {"failed": "the browser crashed"})).status_code == 200
@@ -70,8 +70,8 @@ async def test_a_verifier_judges_answers_from_elsewhere(start: Start, python_age
     for agent in (judged, broken):
         del agent["entrypoint"]
     world, gateway = await start(judged, broken)
-    await world.say(member("t1", env="judged"))
-    await world.say(member("t2", env="broken"))
+    await world.publish(member("t1", env="judged"))
+    await world.publish(member("t2", env="broken"))
     good, bad = await gateway.opened(env="judged"), await gateway.opened(env="broken")
 
     assert (await gateway.end(good, {"reward": 1.0})).status_code == 400
@@ -85,7 +85,7 @@ async def test_an_answer_longer_than_allowed_is_refused(start: Start, python_age
     agent = {**python_agents("x", reward="bad_agents:verifier_counts", output_bytes=10), "external": True}
     del agent["entrypoint"]
     world, gateway = await start(agent)
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
 
     assert (await gateway.end(episode, {"answer": "x" * 11})).status_code == 400
@@ -95,7 +95,7 @@ async def test_an_answer_longer_than_allowed_is_refused(start: Start, python_age
 async def test_an_episode_that_nobody_ends_is_ended_at_its_deadline(start: Start) -> None:
     """Its calls are refused from then on, and so is a late report."""
     world, gateway = await start(external(deadline_seconds=0.4))
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
 
     ended = await world.ended("g-t1-0-0")
@@ -114,7 +114,7 @@ async def test_waiting_for_the_model_is_not_the_agents_time(start: Start) -> Non
         return {"role": "assistant", "content": "late"}
 
     world.manager.reply = late
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
 
     assert (await gateway.ask(episode["base_url"], episode["api_key"])).status_code == 200
@@ -125,11 +125,11 @@ async def test_an_episode_that_the_scheduler_ended_takes_no_report(start: Start)
     """Whether the gateway has noticed it or not; the journal keeps the first end."""
     world, gateway = await start()
     for index in range(2):
-        await world.say(member(index=index))
+        await world.publish(member(index=index))
     first, second = [await gateway.opened() for _ in range(2)]
     for index in range(2):
         event = member(index=index)
-        await world.say(
+        await world.publish(
             EpisodeEnded(run=RUN, episode=event.episode, shard=0, origin=event.origin, status=EpisodeStatus.RUN_ENDED)
         )
 
@@ -144,7 +144,7 @@ async def test_an_episode_that_the_scheduler_ended_takes_no_report(start: Start)
 async def test_strange_bodies_are_never_a_500(start: Start) -> None:
     """On both routes that take one; no episode is lost to them."""
     world, gateway = await start()
-    await world.say(member())
+    await world.publish(member())
     episode = await gateway.opened()
     values: list[Any] = [None, 0, -1, 1e308, "", "x" * 1000, [], {}, [[]], {"a": {"b": []}}, True, "\u0000", 2**63]
     names = ["run", "env", "task", "prompt", "data", "reward", "answer", "failed", "é"]

@@ -26,8 +26,8 @@ async def test_a_gateway_alone_starts_nothing(make_world: Any, lease: Any, pytho
     """No process, no folder; episodes of agents that somebody else must start stay in the queue."""
     world = await make_world(config_of(external("outside"), python_agents("prints", env="inside")))
     await lease(world)
-    await world.say(member("t1", env="inside"))
-    await world.say(member("t2", env="outside"))
+    await world.publish(member("t1", env="inside"))
+    await world.publish(member("t2", env="outside"))
     before = children_of(os.getpid())
     gateway = await start_gateway(world, gateway_only=True)
     try:
@@ -38,7 +38,7 @@ async def test_a_gateway_alone_starts_nothing(make_world: Any, lease: Any, pytho
         assert not (tmp_path / "work").exists()
         state = gateway.context.presence.status.state
         assert "not served: inside" in state and f"{gateway.base_url.removesuffix('/v1')}/episodes" in state
-        assert await world.manager.context.speaker.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
+        assert await world.manager.context.journal.first(EpisodeStarted, RUN, episode="g-t1-0-0") is None
     finally:
         await gateway.stop()
 

@@ -15,7 +15,7 @@ async def test_an_episode_that_another_runner_started_is_lost(start_runner: Any,
     """Its agent died with that runner; a new attempt is the scheduler's to open."""
     world, _ = await start_runner(python_agents("prints"))
     event = make_opened()
-    await world.say(EpisodeStarted(run=event.run, episode=event.episode, runner="earlier"))
+    await world.publish(EpisodeStarted(run=event.run, episode=event.episode, runner="earlier"))
 
     ended = await world.run_one()
 
@@ -27,11 +27,11 @@ async def test_an_episode_that_has_ended_is_not_run(start_runner: Any, python_ag
     """Opened twice, or ended by the scheduler before anybody took it."""
     world, _ = await start_runner(python_agents("prints"))
     event = make_opened("t9-0-0")
-    await world.say(EpisodeEnded(run="r1", episode="t9-0-0", shard=0, origin=event.origin, status=EpisodeStatus.RUN_ENDED))
-    await world.say(event)
+    await world.publish(EpisodeEnded(run="r1", episode="t9-0-0", shard=0, origin=event.origin, status=EpisodeStatus.RUN_ENDED))
+    await world.publish(event)
     await world.run_one()
 
-    assert await world.manager.context.speaker.first(EpisodeStarted, "r1", episode="t9-0-0") is None
+    assert await world.manager.context.journal.first(EpisodeStarted, "r1", episode="t9-0-0") is None
 
 
 async def test_stopping_the_runner_ends_agents_quickly_and_says_so(
@@ -39,7 +39,7 @@ async def test_stopping_the_runner_ends_agents_quickly_and_says_so(
 ) -> None:
     """SIGTERM: no agent stays, every started episode gets its end, no reward."""
     world, running = await start_runner(python_agents("hangs_with_daemon"))
-    await world.say(make_opened())
+    await world.publish(make_opened())
     await until_started(world)
     began = time.monotonic()
 
@@ -56,14 +56,14 @@ async def test_losing_the_lease_ends_agents_and_a_new_lease_starts_again(
 ) -> None:
     """The runner stays up, idle in between."""
     world, _ = await start_runner(python_agents("hangs"))
-    await world.say(make_opened())
+    await world.publish(make_opened())
     await until_started(world)
 
     await lease(world, run=None, epoch=2)
     assert (await world.ended()).status is EpisodeStatus.RUNNER_LOST
 
     await lease(world, epoch=3)
-    await world.say(make_opened("t1-1-0"))
+    await world.publish(make_opened("t1-1-0"))
     await until_started(world, "t1-1-0")
 
 
@@ -73,9 +73,11 @@ async def test_an_agent_whose_episode_the_scheduler_ended_is_killed(
     """Within a few seconds, without a second EpisodeEnded."""
     world, _ = await start_runner(python_agents("hangs"))
     event = make_opened()
-    await world.say(event)
+    await world.publish(event)
     await until_started(world)
-    await world.say(EpisodeEnded(run="r1", episode=event.episode, shard=0, origin=event.origin, status=EpisodeStatus.RUN_ENDED))
+    await world.publish(
+        EpisodeEnded(run="r1", episode=event.episode, shard=0, origin=event.origin, status=EpisodeStatus.RUN_ENDED)
+    )
 
     assert await processes_gone("sleep 1000", seconds=8)
     assert (await world.ended()).status is EpisodeStatus.RUN_ENDED
@@ -86,7 +88,7 @@ async def test_a_dead_zygote_is_replaced_and_its_agents_are_lost(
 ) -> None:
     """kill -9 of the process agents are forked from: they die too, and the next episode runs."""
     world, _ = await start_runner(python_agents("hangs"))
-    await world.say(make_opened())
+    await world.publish(make_opened())
     await until_started(world)
     await asyncio.sleep(0.3)
     for pid in pids_of("zygote", below=children_of(os.getpid())):
@@ -95,11 +97,11 @@ async def test_a_dead_zygote_is_replaced_and_its_agents_are_lost(
     ended = await world.ended()
     assert ended.status is EpisodeStatus.RUNNER_LOST and "forked from died" in ended.reason
     assert await processes_gone("sleep 1000")
-    await world.say(make_opened("t1-1-0"))
+    await world.publish(make_opened("t1-1-0"))
     await until_started(world, "t1-1-0")
 
 
 async def until_started(world: Any, episode: str = "t1-0-0") -> None:
     async with asyncio.timeout(20):
-        while await world.manager.context.speaker.first(EpisodeStarted, "r1", episode=episode) is None:
+        while await world.manager.context.journal.first(EpisodeStarted, "r1", episode=episode) is None:
             await asyncio.sleep(0.02)

@@ -91,7 +91,7 @@ class KeptWorld(World):
             await self.bus.ensure_stream(stream)
         for consumer in run_consumers(RUN, envs=("e",), shards=1, tags=tags, buckets=1):
             await self.bus.ensure_consumer(replace(consumer, ack_wait_seconds=1.0))
-        await self.say(RunStarted(run=RUN, document=DOCUMENT | {"model": {"name": "tiny", "engine": engine}}))
+        await self.publish(RunStarted(run=RUN, document=DOCUMENT | {"model": {"name": "tiny", "engine": engine}}))
         if engine == "scripted":
             await self.publish_model()
         for version in versions:
@@ -102,7 +102,7 @@ class KeptWorld(World):
         path = weights_path(RUN, version)
         publish_folder(self.store, path, {"model.safetensors": save({"logits": table(version)})}, {})
         facts = {"step": version, "path": path, "num_bytes": 1, "wall_seconds": 0.0}
-        await self.say(WeightsPublished(run=RUN, weights_version=version, **facts))
+        await self.publish(WeightsPublished(run=RUN, weights_version=version, **facts))
         await self.move_head(version)
 
     def kept_worker(self, node: str = "n1", seconds_per_token: float = SECONDS_PER_TOKEN) -> KeptWorker:

@@ -39,7 +39,7 @@ from seamlessflow.contracts import (
     WeightsHead,
 )
 from seamlessflow.contracts.routes import LEASES_BUCKET, WEIGHTS_BUCKET
-from seamlessflow.contracts.streams import journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.streams import journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context, make_context
 from seamlessflow.store.large_payloads import Store
@@ -241,7 +241,7 @@ class World:
         buckets = (fleet or {}).get("buckets", 1)
         for consumer in run_consumers(RUN, envs=("e",), shards=1, tags=("prefill+rollout", "rollout"), buckets=buckets):
             await self.bus.ensure_consumer(replace(consumer, ack_wait_seconds=ack_wait_seconds))
-        await self.say(RunStarted(run=RUN, document=document))
+        await self.publish(RunStarted(run=RUN, document=document))
 
     def worker(self, node: str = NODE, *, bus: JetStreamBus | None = None, **engine: Any) -> Worker:
         worker = Worker(self, HandEngine(**engine), node, bus or MemoryBus(self.server))
@@ -301,22 +301,22 @@ class World:
             seed=7,
             **({"episode": "t-0-0", "tag": "rollout", "bucket": 0, "shard": 0} | more),
         )
-        await self.say(request)
+        await self.publish(request)
         return request
 
     async def abandon(self, call: str = "c1", episode: str = "t-0-0") -> None:
-        await self.say(CallAbandoned(run=RUN, episode=episode, call=call, shard=0))
+        await self.publish(CallAbandoned(run=RUN, episode=episode, call=call, shard=0))
 
     async def end_episode(self, episode: str = "t-0-0") -> None:
         origin = EpisodeOrigin(group="t", task="t", env="e", index=0, attempt=0)
-        await self.say(EpisodeEnded(run=RUN, episode=episode, shard=0, origin=origin, status=EpisodeStatus.DEADLINE))
+        await self.publish(EpisodeEnded(run=RUN, episode=episode, shard=0, origin=origin, status=EpisodeStatus.DEADLINE))
 
-    async def say(self, event: Event) -> None:
+    async def publish(self, event: Event) -> None:
         await self.bus.publish(to_message(event))
 
     async def said(self, kind: type[E]) -> list[E]:
         events = []
-        async for record in self.bus.read(journal(RUN)):
+        async for record in self.bus.read(journal_stream(RUN)):
             with suppress(MalformedMessage):
                 events.append(decode(record.subject, record.payload, record.headers))
         return [event for event in events if isinstance(event, kind)]

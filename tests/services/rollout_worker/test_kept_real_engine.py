@@ -60,4 +60,4 @@ async def ask(world: KeptWorld, generation: str, version: int, prompt: tuple[int
     known = {"run": RUN, "episode": "t-0-0", "bucket": 0, "shard": 0, "seed": 7, "stop_token_ids": (STOP_ID,)}
     sampling = Sampling(temperature=0.0, max_tokens=6)
     kept = {"tag": TAGS[version % len(TAGS)], "weights_version": version, "suffix": Int32s(prompt), "sampling": sampling}
-    await world.say(GenerationRequested(generation=generation, **{**known, **kept, **more}))
+    await world.publish(GenerationRequested(generation=generation, **{**known, **kept, **more}))

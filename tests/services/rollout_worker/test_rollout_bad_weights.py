@@ -66,11 +66,11 @@ async def test_a_version_that_is_no_version_of_this_model_stops_nobody(world: Wo
         publish_folder(world.store, weights_path(RUN, 1), {WEIGHTS_FILE: save(make(tensors))}, {})
         await world.move_head(1)
         await world.until(lambda: any(line["event"] == "weights.skipped" for line in logs), seconds=30.0)
-        await world.say(_greedy(request, "c2"))
+        await world.publish(_greedy(request, "c2"))
         await world.until_ended(2, seconds=30.0)
     await publish(world, new, 2, tmp_path)
     await world.until(lambda: worker._tenure.engine.weights_version == 2, seconds=30.0)
-    await world.say(_greedy(request, "c3"))
+    await world.publish(_greedy(request, "c3"))
     await world.until_ended(3, seconds=30.0)
     await stop_worker(worker, task)
 

@@ -127,8 +127,8 @@ async def test_an_end_that_was_stored_but_not_acknowledged_is_only_acknowledged(
     await world.publish_weights(0)
     request = await world.ask()
     same = {"run": RUN, "episode": request.episode, "generation": "c1", "shard": 0, "nonce": "old"}
-    await world.say(GenerationClaimed(**same, worker="gone", start=0))
-    await world.say(GenerationEnded(**same, finish=GenerationFinish.STOP, num_tokens=0))
+    await world.publish(GenerationClaimed(**same, worker="gone", start=0))
+    await world.publish(GenerationEnded(**same, finish=GenerationFinish.STOP, num_tokens=0))
 
     world.worker(by_itself=True)
     await world.lease()
@@ -144,9 +144,9 @@ async def test_a_last_segment_that_was_not_acknowledged_is_only_acknowledged(wor
     await world.publish_weights(0)
     request = await world.ask()
     same = {"run": RUN, "episode": request.episode, "generation": "c1", "shard": 0, "nonce": "old"}
-    await world.say(GenerationClaimed(**same, worker="gone", start=0))
+    await world.publish(GenerationClaimed(**same, worker="gone", start=0))
     tokens = {"token_ids": Int32s([7]), "logprobs": Float32s([-1.0]), "weights_version": 0}
-    await world.say(SegmentSampled(**same, start=0, **tokens, finish=GenerationFinish.LENGTH))
+    await world.publish(SegmentSampled(**same, start=0, **tokens, finish=GenerationFinish.LENGTH))
 
     world.worker(by_itself=True)
     await world.lease()
@@ -195,9 +195,9 @@ async def test_a_generation_that_had_all_its_tokens_only_gets_its_end(world: Wor
     await world.publish_weights(0)
     request = await world.ask()
     same = {"run": RUN, "episode": request.episode, "generation": "c1", "shard": 0, "nonce": "old"}
-    await world.say(GenerationClaimed(**same, worker="gone", start=0))
+    await world.publish(GenerationClaimed(**same, worker="gone", start=0))
     ids, logprobs = Int32s([7, STOP_ID]), Float32s([-1.0, -1.0])
-    await world.say(SegmentSampled(**same, start=0, token_ids=ids, logprobs=logprobs, weights_version=0))
+    await world.publish(SegmentSampled(**same, start=0, token_ids=ids, logprobs=logprobs, weights_version=0))
 
     world.worker(by_itself=True)
     await world.lease()
@@ -296,10 +296,10 @@ async def test_a_buried_generation_ends_behind_what_was_sampled_before(world: Wo
     """So that its call is answered, and no earlier holder can add to it: here its tokens have a gap."""
     await world.open_run()
     same = {"run": RUN, "episode": "t-0-0", "generation": "c1", "shard": 0, "nonce": "n0"}
-    await world.say(GenerationClaimed(**same, worker="old", start=0))
+    await world.publish(GenerationClaimed(**same, worker="old", start=0))
     tokens = {"token_ids": Int32s([1, 2]), "logprobs": Float32s([0.0, 0.0]), "weights_version": 0}
-    await world.say(SegmentSampled(**same, start=0, **tokens))
-    await world.say(SegmentSampled(**same, start=5, **tokens))
+    await world.publish(SegmentSampled(**same, start=0, **tokens))
+    await world.publish(SegmentSampled(**same, start=5, **tokens))
     await world.ask("c1")
     await world.publish_model()
     await world.publish_weights(0)
@@ -315,7 +315,7 @@ async def test_an_unreadable_generation_is_ended_for_its_call(world: World):
     """Its subject says whose it is, and the call's subject which manager waits."""
     await world.ready(by_itself=True)
     (asked,) = [each for each in EXAMPLES if isinstance(each, CallRequested)]
-    await world.say(asked.model_copy(update={"run": RUN, "episode": "t-0-0", "call": "c1", "shard": 3}))
+    await world.publish(asked.model_copy(update={"run": RUN, "episode": "t-0-0", "call": "c1", "shard": 3}))
     subject = f"sf.{RUN}.gen.rollout.0.t-0-0.c1"
     await world.bus.publish(Message(subject=subject, payload=b"\xc1 rubbish", message_id="bad"))
     await world.until_said(DeadLetter)

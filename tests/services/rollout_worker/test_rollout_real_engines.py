@@ -84,11 +84,11 @@ async def test_a_real_model_samples_what_it_would_alone_before_and_after_new_wei
     worker, task = start(world)
     await world.lease()
     request = await world.ask("c1", prompt=PROMPT, max_tokens=12)
-    await world.say(_greedy(request, "c2"))
+    await world.publish(_greedy(request, "c2"))
     await world.until_ended(2, seconds=60.0)
     await publish(world, new, 1, tmp_path)
     await world.until(lambda: worker._tenure.engine.weights_version == 1, seconds=60.0)
-    await world.say(_greedy(request, "c3"))
+    await world.publish(_greedy(request, "c3"))
     await world.until_ended(3, seconds=60.0)
     await stop_worker(worker, task)
 
@@ -134,8 +134,8 @@ async def test_a_real_engine_stops_at_a_stop_text(world: World, tmp_path: Path, 
     await world.lease()
     request = await world.ask("c0", prompt=PROMPT, max_tokens=1)
     for generation, stream in (("c1", False), ("c2", True)):
-        await world.say(_greedy(request, generation).model_copy(update={"stop": ("no such", stop), "stream": stream}))
-    await world.say(_greedy(request, "c3"))
+        await world.publish(_greedy(request, generation).model_copy(update={"stop": ("no such", stop), "stream": stream}))
+    await world.publish(_greedy(request, "c3"))
     await world.until_ended(4, seconds=60.0)
     await stop_worker(worker, task)
 

@@ -97,7 +97,7 @@ async def test_generations_run_through_updates_and_a_servers_death_with_exact_ve
     worker, task = start(world, served)
     await world.lease()
     for number in range(8):
-        await world.say(generation(f"c{number}"))
+        await world.publish(generation(f"c{number}"))
     await world.until_tokens(4, "c0")
     await publish(world, 1)
     await world.until(lambda: worker._tenure.engine.weights_version == 1, seconds=20.0)
@@ -136,7 +136,7 @@ async def test_a_run_that_the_servers_cannot_serve_is_ended_with_the_reason(worl
 
     async def reason() -> str:
         record = await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN))
-        event = None if record is None else await worker._context.speaker.open(record)
+        event = None if record is None else await worker._context.journal.open(record)
         return event.reason if isinstance(event, RunStopRequested) else ""
 
     async def said() -> bool:

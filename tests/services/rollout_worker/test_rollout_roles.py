@@ -270,7 +270,7 @@ async def test_a_model_that_cannot_be_served_stops_the_run_and_not_the_worker(wo
 
     async def stop_asked() -> bool:
         record = await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN))
-        event = None if record is None else await worker.context.speaker.open(record)
+        event = None if record is None else await worker.context.journal.open(record)
         return event == RunStopRequested(run=RUN, reason="rollout-worker: it has 9 heads on 2 necks")
 
     await world.until(stop_asked)

@@ -83,10 +83,10 @@ async def test_a_generation_that_had_said_its_stop_text_only_gets_its_end(world:
     await world.publish_weights(0)
     await world.ask(stop=("4.5",))
     same = {"run": RUN, "episode": "t-0-0", "generation": "c1", "shard": 0, "nonce": "old"}
-    await world.say(GenerationClaimed(**same, worker="gone", start=0))
+    await world.publish(GenerationClaimed(**same, worker="gone", start=0))
     for start, ids in ((0, [1003, 1004]), (2, [1005])):
         tokens = {"token_ids": Int32s(ids), "logprobs": Float32s([-1.0] * len(ids)), "weights_version": 0}
-        await world.say(SegmentSampled(**same, start=start, **tokens))
+        await world.publish(SegmentSampled(**same, start=start, **tokens))
 
     world.worker(by_itself=True)
     await world.lease()

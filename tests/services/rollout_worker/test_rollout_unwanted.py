@@ -109,9 +109,9 @@ async def test_an_abandoned_call_keeps_the_tokens_of_a_dead_worker(world: World)
     await world.publish_weights(0)
     await world.ask()
     same = {"run": RUN, "episode": "t-0-0", "generation": "c1", "shard": 0, "nonce": "old"}
-    await world.say(GenerationClaimed(**same, worker="gone", start=0))
+    await world.publish(GenerationClaimed(**same, worker="gone", start=0))
     tokens = {"token_ids": Int32s([7, 8]), "logprobs": Float32s([-1.0, -1.0]), "weights_version": 0}
-    await world.say(SegmentSampled(**same, start=0, **tokens))
+    await world.publish(SegmentSampled(**same, start=0, **tokens))
     await world.abandon()
 
     world.worker(by_itself=True)
@@ -157,8 +157,8 @@ async def test_many_generations_look_once_for_all_abandoned_calls(world: World):
     """Each asks for its own only when there is a new one, and once."""
     await world.open_run()
     bus = CountingBus(world.server)
-    interests = Interests(bus, world.worker().context.speaker)
-    interests._speaker._bus = bus
+    interests = Interests(bus, world.worker().context.journal)
+    interests._journal._bus = bus
     requests = await asked(world, 20)
 
     first = [await interests.look(request) for request in requests]
@@ -196,8 +196,8 @@ async def test_an_abandoned_call_costs_later_generations_no_further_round_trip(w
     early, late = await asked(world, 2)
     await world.abandon("c0")
     bus = SlowBus(world.server)
-    interests = Interests(bus, world.worker().context.speaker)
-    interests._speaker._bus = bus
+    interests = Interests(bus, world.worker().context.journal)
+    interests._journal._bus = bus
     assert (await interests.look(early)).is_abandoned
 
     bus.num_trips = 0
@@ -210,7 +210,7 @@ async def test_an_abandoned_call_costs_later_generations_no_further_round_trip(w
 async def test_what_is_abandoned_between_two_looks_is_found_by_the_next(world: World):
     """Also by a generation that began in between, whose first look saw what all had seen before."""
     await world.open_run()
-    interests = Interests(world.bus, world.worker().context.speaker)
+    interests = Interests(world.bus, world.worker().context.journal)
     early, late = await asked(world, 2)
     looked = await interests.look(early)
     await world.abandon("c1")

@@ -83,7 +83,7 @@ async def test_updates_end_no_generation_and_a_service_that_is_killed_leaves_no_
         for version in range(1, 20):
             names = [f"c{version}-{number}" for number in range(NUM_GENERATIONS)]
             for name in names:
-                await world.say(generation(name))
+                await world.publish(generation(name))
             await world.until_said(GenerationClaimed, version * NUM_GENERATIONS, seconds=60.0)
             await publish(world, models[version % 2], version, tmp_path)
             await world.until_said(WeightsLoaded, version + 1, seconds=60.0)
@@ -94,7 +94,7 @@ async def test_updates_end_no_generation_and_a_service_that_is_killed_leaves_no_
             pytest.fail("no update came in the middle of a generation")
         assert max(loaded.num_frozen for loaded in await world.said(WeightsLoaded)) > 0
 
-        await world.say(generation("last"))
+        await world.publish(generation("last"))
         await world.until_said(GenerationClaimed, version * NUM_GENERATIONS + 1, seconds=60.0)
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()

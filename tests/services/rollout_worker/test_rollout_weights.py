@@ -258,13 +258,13 @@ async def test_a_long_freeze_is_not_taken_for_a_hanging_engine(world: World, mon
     await world.lease(Role.TRAIN)
     await world.until_said(RoleReleased)
     await world.publish_weights(1)
-    say_loaded = weights_module.say_loaded
+    publish_loaded = weights_module.publish_loaded
 
     async def slowly(*arguments, **options):
         await asyncio.sleep(0.1)
-        await say_loaded(*arguments, **options)
+        await publish_loaded(*arguments, **options)
 
-    monkeypatch.setattr(weights_module, "say_loaded", slowly)
+    monkeypatch.setattr(weights_module, "publish_loaded", slowly)
     await asyncio.sleep(0.5)
     await world.lease()
     await world.until_said(RoleTaken, 2)

@@ -39,7 +39,7 @@ class Leader:
         self.fleet.remember({name: held.lease for name, held in self.book.items()}, self.now)
         for name, held in self.book.items():
             if held.lease.run == RUN:
-                world.say(role_assigned(RUN, name, held.lease))
+                world.publish(role_assigned(RUN, name, held.lease))
 
     @property
     def now(self) -> float:
@@ -89,5 +89,5 @@ class Leader:
                 return done
             self.book[assignment.node] = HeldLease(lease, self.world.leases[assignment.node][1], self.now)
             if not dumb:
-                self.world.say(role_assigned(RUN, assignment.node, lease))
+                self.world.publish(role_assigned(RUN, assignment.node, lease))
         return len(changes)

@@ -94,7 +94,7 @@ class Process(ABC):
     def say_role(self, kind: type[RoleTaken] | type[RoleReleased]) -> None:
         assert self.lease is not None
         epoch = self.obeyed
-        self.world.say(kind(run=RUN, node=self.machine.node, epoch=epoch, service=self.service))
+        self.world.publish(kind(run=RUN, node=self.machine.node, epoch=epoch, service=self.service))
 
     obeyed = 0
     """Epoch of the lease whose plan is being carried out."""

@@ -52,7 +52,7 @@ class Trainer(Process):
             case "join":
                 self.line = self.world.newest_line + 1
                 self.step, self.batch = self.world.step, None
-                self.world.say(TrainerStarted(run=RUN, line=self.line, step=self.step, weights_version=self.line))
+                self.world.publish(TrainerStarted(run=RUN, line=self.line, step=self.step, weights_version=self.line))
             case Move.TAKE:
                 assert self.lease is not None
                 self.gang, self.num_nodes = self.lease.gang, max(1, len(self.lease.gang))
@@ -87,14 +87,14 @@ class Trainer(Process):
             assert self.batch is not None
             said = StepTaken(**common, weights_version=self.step, groups=(self.batch,), metrics={})
             self.batch = None
-            if self.world.say(said) and self.line == self.world.newest_line:
+            if self.world.publish(said) and self.line == self.world.newest_line:
                 self.world.step = self.step
                 self.world.trained += said.groups
         elif self.batch is None:
             ready = [group for group in self.world.groups if group not in self.world.trained]
             if ready:
                 self.batch = ready[0]
-                self.world.say(BatchReady(**common, num_groups=1, num_tokens=1))
+                self.world.publish(BatchReady(**common, num_groups=1, num_tokens=1))
         elif self.may_step and self.holds:
             assert self.lease is not None
             self.in_step, self.has_hung = self.num_nodes, False

@@ -48,8 +48,8 @@ class World(Floor):
         self.step = 0
         self.leader = Leader(self, 0.0)
 
-    def say(self, event: Event) -> bool:
-        if not self.journal.say(event):
+    def publish(self, event: Event) -> bool:
+        if not self.journal.publish(event):
             return False
         self.history.append((event, self.time))
         self.leader.unheard.append((event, self.time))
@@ -81,10 +81,12 @@ class World(Floor):
     def finish_group(self) -> None:
         """A group is asked for, admitted, and its members complete: a batch."""
         name = f"t{len(self.groups)}"
-        self.say(task(name))
-        self.say(GroupAdmitted(run=RUN, group=f"g-{name}", task=name, env="single", num_episodes=2, evaluation=None, step=0))
+        self.publish(task(name))
+        self.publish(
+            GroupAdmitted(run=RUN, group=f"g-{name}", task=name, env="single", num_episodes=2, evaluation=None, step=0)
+        )
         for index in range(2):
-            self.say(
+            self.publish(
                 EpisodeEnded(
                     run=RUN,
                     episode=f"g-{name}-{index}-0",

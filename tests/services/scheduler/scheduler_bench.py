@@ -27,8 +27,8 @@ from seamlessflow.contracts import (
     TasksEnded,
 )
 from seamlessflow.contracts.routes import LEASES_BUCKET, NODES_BUCKET, RUNS_BUCKET
-from seamlessflow.contracts.streams import control_streams, journal
-from seamlessflow.runtime import Context, Speaker, make_context
+from seamlessflow.contracts.streams import control_streams, journal_stream
+from seamlessflow.runtime import Context, Journal, make_context
 from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.config import SchedulerSettings
 from seamlessflow_scheduler.leadership import LEADER_KEY
@@ -53,7 +53,7 @@ class Bench:
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server)
         self.store_url = f"file://{folder}"
-        self.speaker = Speaker(self.bus, Store(self.store_url))
+        self.journal = Journal(self.bus, Store(self.store_url))
         self.running: list[tuple[MemoryBus, asyncio.Task[None], Context]] = []
         self.worlds: list[asyncio.Task[None]] = []
 
@@ -87,13 +87,13 @@ class Bench:
         await (await self.bus.kv(NODES_BUCKET)).delete(f"{node}.{service}")
 
     async def request(self, run: str = RUN, **sections: Any) -> None:
-        await self.speaker.say(RunRequested(run=run, document=document(**sections)))
+        await self.journal.publish(RunRequested(run=run, document=document(**sections)))
         await until(lambda: self.has_journal(run))
 
     async def submit(self, run: str = RUN, *, train: int = 8, held_out: int = 0) -> None:
         for name in ("before", "after"):
-            await self.speaker.say_all(tasks(f"{name}-", held_out, evaluation=name, run=run))
-        await self.speaker.say_all([*tasks("t", train, run=run), TasksEnded(run=run)])
+            await self.journal.publish_all(tasks(f"{name}-", held_out, evaluation=name, run=run))
+        await self.journal.publish_all([*tasks("t", train, run=run), TasksEnded(run=run)])
 
     def live(self, run: str = RUN, *, failing: float = 0.1, **sections: Any) -> None:
         """Let agents and trainer of a run act as long as their leases name it."""
@@ -113,20 +113,20 @@ class Bench:
             fed = len(history)
             gpu, serving = await self.lease("gpu"), await self.lease("agents")
             if serving is not None and serving.run == run:
-                await self.speaker.say_all(agents.due())
+                await self.journal.publish_all(agents.due())
             if gpu is not None and gpu.run == run and gpu.trainer:
                 said = trainer.due(has_device=gpu.role is Role.TRAIN)
-                await self.speaker.say_all(said)
+                await self.journal.publish_all(said)
                 assert not said or not isinstance(said[0], StepTaken) or gpu.role is Role.TRAIN
 
     async def has_journal(self, run: str = RUN) -> bool:
-        return journal(run) in await self.bus.stream_names()
+        return journal_stream(run) in await self.bus.stream_names()
 
     async def events(self, run: str = RUN, kind: type[Event] = Event) -> list[Any]:
         opened = []
-        async for record in self.bus.read(journal(run)):
+        async for record in self.bus.read(journal_stream(run)):
             with suppress(Exception):
-                opened.append(await self.speaker.open(record))
+                opened.append(await self.journal.open(record))
         return [event for event in opened if isinstance(event, kind)]
 
     async def lease(self, node: str) -> Lease | None:

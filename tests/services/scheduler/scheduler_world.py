@@ -74,7 +74,7 @@ class Journal:
         self._ids: set[str] = set()
         self._subjects: set[str] = set()
 
-    def say(self, event: Event) -> bool:
+    def publish(self, event: Event) -> bool:
         """False: it may exist only once, or is known, and nothing was stored."""
         message = address(event)
         if message.message_id in self._ids or (message.expected_last_seq == 0 and message.subject in self._subjects):

@@ -50,7 +50,7 @@ class Rival:
     """A trainer with a claim, which commits when it is told to."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench, self.claim = bench, CommitClaim(bench.bus, bench.speaker, RUN, "trainer rival")
+        self.bench, self.claim = bench, CommitClaim(bench.bus, bench.journal, RUN, "trainer rival")
 
     async def begins(self) -> None:
         await self.claim.take()
@@ -92,7 +92,7 @@ async def test_a_commit_that_came_before_the_claim_is_published_and_counts(bench
     rival = await begun(bench, trainer_away_seconds=0.1)
     await rival.commits(1, "g-t0")
     await bench.vanish("gpu", "trainer")
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
 
     ended = await bench.until_ended()
     assert (ended.reason, ended.steps) == ("stopped", 1)
@@ -106,7 +106,7 @@ async def test_after_the_claim_no_trainer_commits_or_claims(bench: Bench):
     """Whatever wakes later: its append is refused, and a new trainer stays out."""
     rival = await begun(bench, trainer_away_seconds=0.1)
     await bench.vanish("gpu", "trainer")
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
     await bench.until_ended()
 
     with pytest.raises(Superseded) as refused:
@@ -122,7 +122,7 @@ async def test_every_drop_and_the_end_name_the_claim_of_the_closing(bench: Bench
     """So whoever folds the journal can tell them from a late writer's."""
     await begun(bench, trainer_away_seconds=0.1)
     await bench.vanish("gpu", "trainer")
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
     await bench.until_ended()
 
     (closing,) = [each for each in await bench.events(RUN, TrainerClaimed) if each.closes]
@@ -133,9 +133,9 @@ async def test_every_drop_and_the_end_name_the_claim_of_the_closing(bench: Bench
 async def test_a_scheduler_that_dies_in_a_closing_is_followed_by_one_that_closes_the_rest(bench: Bench):
     """Also where the trainer is back by then: a closing is for good."""
     rival = await begun(bench, trainer_away_seconds=0.1)
-    closing = CommitClaim(bench.bus, bench.speaker, RUN, "scheduler dead")
+    closing = CommitClaim(bench.bus, bench.journal, RUN, "scheduler dead")
     await bench.kill()
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
     await closing.take(closes=True)
     await bench.start("s2", trainer_away_seconds=60.0)
 
@@ -148,9 +148,9 @@ async def test_a_scheduler_that_dies_in_a_closing_is_followed_by_one_that_closes
 async def test_a_late_end_of_a_trainer_that_lost_its_claim_ends_nothing(bench: Bench):
     """An earlier release compares nothing: what it publishes after a claim is passed over."""
     await begun(bench)
-    await bench.speaker.say(TrainingEnded(run=RUN, step=0, weights_version=0))
-    await bench.speaker.say(GroupDropped(run=RUN, group="g-t0", reason="failed"))
-    await bench.speaker.say(TrainerStarted(run=RUN, line=9, step=7, weights_version=3))
+    await bench.journal.publish(TrainingEnded(run=RUN, step=0, weights_version=0))
+    await bench.journal.publish(GroupDropped(run=RUN, group="g-t0", reason="failed"))
+    await bench.journal.publish(TrainerStarted(run=RUN, line=9, step=7, weights_version=3))
 
     async def seen() -> bool:
         return await bench.bus.pending(f"QSCHEDULER_{RUN}", "scheduler") == 0
@@ -178,7 +178,7 @@ async def test_a_held_run_keeps_no_node_and_says_why_until_a_person_resumes_it(b
 
     await until(is_held)
     assert await leased(bench, None)
-    await bench.speaker.say(ResumeRequested(run=RUN, request="q1"))
+    await bench.journal.publish(ResumeRequested(run=RUN, request="q1"))
     await until(lambda: leased(bench, RUN))
 
     async def goes_on() -> bool:
@@ -196,7 +196,7 @@ async def test_a_held_run_that_is_stopped_ends(bench: Bench):
     """No trainer is waited for."""
     rival = await begun(bench)
     await rival.claim.append(RunHeld(run=RUN, reason="the checkpoint is damaged", nonce=rival.claim.nonce))
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
 
     assert (await bench.until_ended()).reason == "stopped"
     assert len(await bench.events(RUN, GroupDropped)) == 2
@@ -281,7 +281,7 @@ async def test_a_closing_that_fails_halfway_goes_on_under_the_same_claim(bench: 
     await begun(bench, trainer_away_seconds=0.1)
     LosesReads.failures = 5
     await bench.vanish("gpu", "trainer")
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
 
     assert (await bench.until_ended()).reason == "stopped"
     assert LosesReads.failures == 0
@@ -296,7 +296,7 @@ async def test_a_commit_that_cannot_be_read_keeps_no_run_from_its_end(bench: Ben
     await rival.claim.append(large.model_copy(update={"account": (TrainedGroup(group="g-t0", step=1, episodes=episodes),)}))
     Store(bench.store_url).remove_folder(f"{RUN}/blobs")
     await bench.vanish("gpu", "trainer")
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
 
     assert (await bench.until_ended()).reason == "stopped"
     assert len([each for each in await bench.events(RUN, TrainerClaimed) if each.closes]) == 1
@@ -307,7 +307,7 @@ async def test_a_run_that_no_trainer_ever_began_is_claimed_before_it_ends(bench:
     await bench.start()
     await bench.announce()
     await bench.request()
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
     await bench.until_ended()
 
     (closing,) = await bench.events(RUN, TrainerClaimed)

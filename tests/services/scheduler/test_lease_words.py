@@ -10,7 +10,7 @@ from seamlessflow.contracts import Lease, Role, RoleAssigned
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import control_streams, run_streams
 from seamlessflow.contracts.subjects import subject_filter
-from seamlessflow.runtime.journal_writer import Speaker
+from seamlessflow.runtime.journal import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler import leases as role_words
 from seamlessflow_scheduler.leases import LeaseBook
@@ -22,7 +22,7 @@ async def test_a_node_that_goes_to_another_run_leaves_the_first_one():
     bus, store = MemoryBus(), Store("memory://lease-words")
     for spec in (*control_streams(), *run_streams("r1"), *run_streams("r2")):
         await bus.ensure_stream(spec)
-    book = LeaseBook(bus, Speaker(bus, store))
+    book = LeaseBook(bus, Journal(bus, store))
     for run, role in (("r1", Role.ROLLOUT), ("r1", Role.IDLE), ("r2", Role.ROLLOUT), (None, Role.IDLE)):
         await book.write(Assignment("n", run, role, "because"), 0.0)
 
@@ -48,7 +48,7 @@ async def test_a_journal_that_does_not_answer_hears_of_leases_later_and_keeps_no
         return await publish(self, message)
 
     monkeypatch.setattr(MemoryBus, "publish", patient)
-    book = LeaseBook(bus, Speaker(bus, store))
+    book = LeaseBook(bus, Journal(bus, store))
     async with asyncio.timeout(1):
         for epoch in range(20):
             await book.write(Assignment("a", "away", Role.ROLLOUT if epoch % 2 else Role.TRAIN, "because"), 0.0)
@@ -70,7 +70,7 @@ async def test_a_lease_that_cannot_be_read_is_replaced_by_the_next_one_and_holds
     bus, store = MemoryBus(), Store("memory://lease-junk")
     await bus.ensure_stream(run_streams("r1")[0])
     bucket = await bus.kv(LEASES_BUCKET)
-    for book in (LeaseBook(bus, Speaker(bus, store)), LeaseBook(bus, Speaker(bus, store))):
+    for book in (LeaseBook(bus, Journal(bus, store)), LeaseBook(bus, Journal(bus, store))):
         await book.load(0.0)
         for node in ("n", "other"):
             await book.write(Assignment(node, "r1", Role.ROLLOUT, "because"), 0.0)

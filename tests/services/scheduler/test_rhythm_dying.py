@@ -56,12 +56,12 @@ class World:
         self.fed = self.heard = 0
         self.stop: RunStopRequested | None = None
         for name in ("before", "after"):
-            self.say(*tasks(f"{name}-", num_held_out, evaluation=name))
-        self.say(*tasks("t", num_tasks), TasksEnded(run=RUN))
+            self.publish(*tasks(f"{name}-", num_held_out, evaluation=name))
+        self.publish(*tasks("t", num_tasks), TasksEnded(run=RUN))
 
-    def say(self, *events: Event) -> None:
+    def publish(self, *events: Event) -> None:
         for event in events:
-            self.journal.say(event)
+            self.journal.publish(event)
 
     def play(self) -> None:
         for _ in range(5000):
@@ -85,10 +85,10 @@ class World:
         self.fed = len(self.journal.events)
 
     def agents_act(self) -> None:
-        self.say(*self.agents.due())
+        self.publish(*self.agents.due())
 
     def trainer_acts(self) -> None:
-        self.say(*self.trainer.due())
+        self.publish(*self.trainer.due())
 
     def scheduler_acts(self) -> None:
         """Hear some events, then say a part of what is due: dying in between is being interrupted here."""
@@ -103,7 +103,7 @@ class World:
         if self.waits_for_samples(due):
             return
         for event in due[: self.rng.randint(1, 20)]:
-            self.journal.say(event)
+            self.journal.publish(event)
             self.progress.apply(event)
             self.check_bound()
 

@@ -14,7 +14,7 @@ from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import EpisodeOpened, Role, RunPhase, RunStarted, RunState
 from seamlessflow.contracts.routes import LEASES_BUCKET, RUNS_BUCKET
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.errors import Unavailable
 from seamlessflow_scheduler import service
 from seamlessflow_scheduler.leadership import Leadership
@@ -145,13 +145,13 @@ async def test_a_run_whose_journal_does_not_answer_keeps_no_leader_from_the_othe
     is_away, first = True, MemoryBus.first
 
     async def never_answers(bus: MemoryBus, stream: str, subject: str) -> Record | None:
-        if is_away and stream == journal("away"):
+        if is_away and stream == journal_stream("away"):
             raise Unavailable("this journal has no leader")
         return await first(bus, stream, subject)
 
     monkeypatch.setattr(MemoryBus, "first", never_answers)
     await bench.start("s2")
-    await bench.speaker.say_all([*tasks("t", 1, run="away"), *tasks("t", 1, run="there")])
+    await bench.journal.publish_all([*tasks("t", 1, run="away"), *tasks("t", 1, run="there")])
 
     async def is_opened(run: str) -> bool:
         return len(await bench.events(run, EpisodeOpened)) == 2

@@ -72,7 +72,7 @@ async def test_agents_with_tags_get_consumers_episodes_and_leases_of_these(bench
     await bench.start()
     await bench.announce()
     await bench.request(agents=agents, evaluation={"before": False, "after": False})
-    await bench.speaker.say_all([task("t1"), task("t2", env="check")])
+    await bench.journal.publish_all([task("t1"), task("t2", env="check")])
 
     async def waits() -> bool:
         state = await bench.state()

@@ -16,7 +16,7 @@ async def test_tasks_nobody_can_do_and_bytes_that_are_no_task_are_dead_letters(b
     await bench.announce()
     await bench.request()
     bench.live()
-    await bench.speaker.say(task("x", env="nobody"))
+    await bench.journal.publish(task("x", env="nobody"))
     await bench.bus.publish(Message(f"sf.{RUN}.task.single.y", b'{"prompt": 3}', "raw-1"))
     await bench.submit(train=8)
 
@@ -29,7 +29,7 @@ async def test_tasks_nobody_can_do_and_bytes_that_are_no_task_are_dead_letters(b
 async def test_a_document_that_cannot_be_used_is_refused_where_the_requester_looks(bench: Bench):
     """RUNS says refused with the words of the configuration error; CTL keeps the dead letter; no journal is made."""
     await bench.start()
-    await bench.speaker.say(RunRequested(run=RUN, document={**document(), "algorithm": {"stepz": 3}}))
+    await bench.journal.publish(RunRequested(run=RUN, document={**document(), "algorithm": {"stepz": 3}}))
 
     async def refused() -> bool:
         state = await bench.state()
@@ -48,7 +48,7 @@ async def test_a_document_that_cannot_be_used_is_refused_where_the_requester_loo
 async def test_a_run_with_a_policy_that_cannot_be_had_is_refused(bench: Bench):
     """When it is requested, not when its first batch is ready."""
     await bench.start()
-    await bench.speaker.say(RunRequested(run=RUN, document=document(fleet={"policy": "nowhere:at_all"})))
+    await bench.journal.publish(RunRequested(run=RUN, document=document(fleet={"policy": "nowhere:at_all"})))
 
     async def refused() -> bool:
         state = await bench.state()
@@ -61,10 +61,10 @@ async def test_a_run_with_a_policy_that_cannot_be_had_is_refused(bench: Bench):
 async def test_a_stop_of_a_run_nobody_requested_is_a_dead_letter(bench: Bench):
     """There is nothing to stop, and whoever asked can find out."""
     await bench.start()
-    await bench.speaker.say(RunStopRequested(run="nobody"))
+    await bench.journal.publish(RunStopRequested(run="nobody"))
 
     async def buried() -> bool:
         record = await bench.bus.last(CONTROL_STREAM, "sf.ctl.dead.>")
-        return record is not None and "never requested" in (await bench.speaker.open(record)).reason
+        return record is not None and "never requested" in (await bench.journal.open(record)).reason
 
     await until(buried)

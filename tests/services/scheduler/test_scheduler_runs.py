@@ -26,7 +26,7 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
 )
 from seamlessflow.contracts.routes import QUEUE_OF
-from seamlessflow.contracts.streams import consumer_name, journal, queue_stream
+from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream
 from seamlessflow.errors import Unavailable
 from seamlessflow_scheduler import service as clearing
 from seamlessflow_scheduler.service import Scheduler
@@ -53,7 +53,7 @@ async def test_a_run_goes_from_request_to_end(bench: Bench):
         names = await bench.bus.stream_names()
         lease, state = await bench.lease("gpu"), await bench.state()
         gone = not any(queue_stream(service, RUN) in names for service in QUEUE_OF)
-        return gone and journal(RUN) in names and lease.run is None and state.phase is RunPhase.ENDED
+        return gone and journal_stream(RUN) in names and lease.run is None and state.phase is RunPhase.ENDED
 
     await until(cleaned_up)
 
@@ -80,7 +80,7 @@ async def test_the_end_of_a_run_is_recorded_and_cleared_away_also_when_the_serve
     await bench.start()
     await bench.announce()
     await bench.request()
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
 
     async def over() -> bool:
         names = await bench.bus.stream_names()
@@ -117,7 +117,7 @@ async def test_a_stop_ends_in_order_also_when_the_scheduler_dies_with_it(bench: 
         return bool(await bench.events(RUN, TrainerStarted)) and len(await bench.events(RUN, GroupAdmitted)) > 3
 
     await until(training)
-    await bench.speaker.say(RunStopRequested(run=RUN))
+    await bench.journal.publish(RunStopRequested(run=RUN))
     if killed:
         await bench.kill()
         await bench.start("s2")
@@ -143,7 +143,7 @@ async def test_the_rest_is_asked_for_only_when_all_its_samples_precede_the_reque
         agents.feed(event)
     while agents.running:
         due = [event for event in agents.due() if not isinstance(event, SamplesReady)]
-        await bench.speaker.say_all(due)
+        await bench.journal.publish_all(due)
         for event in due:
             agents.feed(event)
 
@@ -154,7 +154,7 @@ async def test_the_rest_is_asked_for_only_when_all_its_samples_precede_the_reque
     await until(all_heard)
     assert await bench.events(RUN, TrainingEndRequested) == []
     while due := agents.due():
-        await bench.speaker.say_all(due)
+        await bench.journal.publish_all(due)
         for event in due:
             agents.feed(event)
 

@@ -12,7 +12,7 @@ from scheduler_world import RUN, tasks
 from seamlessflow.bus.base import Message, Stored
 from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import BatchReady, EpisodeOpened, GroupAdmitted, Role, RunPhase, TrainerStarted
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import Unavailable
 from seamlessflow_scheduler import service
@@ -71,8 +71,8 @@ async def test_a_trainer_that_dies_in_train_gives_the_device_back_to_rollout(ben
 
     await until(lambda: role_is(Role.ROLLOUT))
     bench.worlds.pop().cancel()
-    await bench.speaker.say(TrainerStarted(run=RUN, line=9, step=0, weights_version=99))
-    await bench.speaker.say(BatchReady(run=RUN, step=1, line=9, num_groups=2, num_tokens=1))
+    await bench.journal.publish(TrainerStarted(run=RUN, line=9, step=0, weights_version=99))
+    await bench.journal.publish(BatchReady(run=RUN, step=1, line=9, num_groups=2, num_tokens=1))
     await until(lambda: role_is(Role.TRAIN))
     await bench.vanish("gpu", TRAINER)
     await until(lambda: role_is(Role.ROLLOUT))
@@ -87,7 +87,7 @@ async def test_a_run_whose_journal_does_not_answer_delays_no_other_run(bench: Be
     ask, publish = MemoryBus.stream_bytes, MemoryBus.publish
 
     async def stream_bytes(bus: MemoryBus, stream: str) -> int:
-        if how == "refuses" and stream == journal("away"):
+        if how == "refuses" and stream == journal_stream("away"):
             raise Unavailable("this journal has no leader")
         return await ask(bus, stream)
 
@@ -107,7 +107,7 @@ async def test_a_run_whose_journal_does_not_answer_delays_no_other_run(bench: Be
     await asyncio.sleep(0.2)
     monkeypatch.setattr(MemoryBus, "stream_bytes", stream_bytes)
     for run in ("away", "there"):
-        await bench.speaker.say_all(tasks("t", 4, run=run))
+        await bench.journal.publish_all(tasks("t", 4, run=run))
 
     async def is_opened() -> bool:
         return len(await bench.events("there", EpisodeOpened)) == 8

@@ -75,12 +75,12 @@ async def joined(context: Context, bench: Bench, num_long: int = 0) -> Conductor
     conductor = Conductor(context, RUN, config(**MANY, **fleet), lambda: None)
     await conductor.make()
     waiting = tasks("t", 2 * GROUPS)
-    await bench.speaker.say_all(waiting)
+    await bench.journal.publish_all(waiting)
     for task in waiting[-num_long:] if num_long else ():
         admitted = GroupAdmitted(
             run=RUN, group=group_id(task.task), task=task.task, env=task.env, num_episodes=MEMBERS, step=0, long=True
         )
-        await bench.speaker.say(admitted)
+        await bench.journal.publish(admitted)
     await conductor.join()
     return conductor
 
@@ -107,7 +107,7 @@ async def test_an_event_is_taken_in_while_openings_are_said(bench: Bench, contex
     """It waits for what is being said just then, not for hundreds of openings."""
     conductor = await conducted(context, bench)
     await until(at_least(bench, 5))
-    await bench.speaker.say(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
+    await bench.journal.publish(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
 
     async def taken_in() -> bool:
         return conductor.progress.steps.line == 1
@@ -136,8 +136,8 @@ async def test_what_may_change_roles_silences_until_leases_are_written(bench: Be
     """A tick writes leases first and then lets the conductor go on."""
     conductor = await conducted(context, bench)
     await until(at_least(bench, 5))
-    await bench.speaker.say(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
-    await bench.speaker.say(BatchReady(run=RUN, step=1, line=1, num_groups=GROUPS, num_tokens=1))
+    await bench.journal.publish(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
+    await bench.journal.publish(BatchReady(run=RUN, step=1, line=1, num_groups=GROUPS, num_tokens=1))
 
     async def heard() -> bool:
         return conductor.progress.wants_train
@@ -157,7 +157,7 @@ async def test_the_picture_is_always_the_fold_of_the_journal(bench: Bench, conte
     conductor = await conducted(context, bench, num_long)
     for count in (1, 40, 150, NUM_OPENINGS):
         await until(at_least(bench, count))
-        await bench.speaker.say(TrainerStarted(run=RUN, line=count, step=0, weights_version=0))
+        await bench.journal.publish(TrainerStarted(run=RUN, line=count, step=0, weights_version=0))
 
         async def silenced(line: int = count) -> bool:
             return conductor.progress.steps.line == line
@@ -243,15 +243,15 @@ async def test_a_step_taken_changes_leases_before_it_opens_episodes(bench: Bench
     await bench.submit(train=4 * GROUPS)
     await until(bench.has_journal)
     await until(at_least(bench, NUM_OPENINGS))
-    await bench.speaker.say(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
-    await bench.speaker.say(BatchReady(run=RUN, step=1, line=1, num_groups=GROUPS, num_tokens=1))
+    await bench.journal.publish(TrainerStarted(run=RUN, line=1, step=0, weights_version=0))
+    await bench.journal.publish(BatchReady(run=RUN, step=1, line=1, num_groups=GROUPS, num_tokens=1))
 
     async def trains() -> bool:
         lease = await bench.lease("gpu")
         return lease is not None and lease.role is Role.TRAIN
 
     await until(trains)
-    await bench.speaker.say(StepTaken(run=RUN, step=1, line=1, weights_version=1, groups=(), metrics={}))
+    await bench.journal.publish(StepTaken(run=RUN, step=1, line=1, weights_version=1, groups=(), metrics={}))
     await until(at_least(bench, NUM_OPENINGS + GROUPS * MEMBERS))
     events = await bench.events()
     after = events[next(n for n, event in enumerate(events) if isinstance(event, StepTaken)) :]
@@ -263,12 +263,12 @@ async def test_a_step_taken_while_leases_are_written_waits_for_those_that_follow
     """The plan whose leases are being written did not know of it."""
     said = list[str]()
 
-    async def say() -> bool:
+    async def publish() -> bool:
         said.append("opening")
         return False
 
     turn = Turn()
-    voice = Voice(RUN, turn, say, lambda: None)
+    voice = Voice(RUN, turn, publish, lambda: None)
     planned = voice.num_pauses
     async with turn:
         voice.pause()
@@ -339,7 +339,7 @@ def test_slices_come_to_the_same_as_everything_at_once(most: int, train: int, he
         while due := decide(progress, NOTHING, size):
             assert size is None or len(due) <= size
             for event in due:
-                assert journal.say(event)
+                assert journal.publish(event)
                 progress.apply(event)
         found.append({message_id_of(event): event for event in journal.events})
     assert found[0] == found[1]

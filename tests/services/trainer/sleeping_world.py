@@ -58,10 +58,10 @@ from seamlessflow.contracts import (
     StepsCommitted,
 )
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
-from seamlessflow.contracts.streams import consumer_name, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.contracts.subjects import matches
 from seamlessflow.errors import Superseded
-from seamlessflow.runtime import CommitClaim, Speaker, make_context, publish_rest, read_commits
+from seamlessflow.runtime import CommitClaim, Journal, make_context, publish_rest, read_commits
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.service import Trainer
 
@@ -159,7 +159,7 @@ class SleepingWorld:
                     self._wake(sleeper)
 
     def on_misfortune(self, life: Life, misfortune: Misfortune, call: str) -> None:
-        self._say(f"{life.name}: {misfortune.fault.name} at point {misfortune.at_point} ({call})")
+        self._publish(f"{life.name}: {misfortune.fault.name} at point {misfortune.at_point} ({call})")
         if life.is_asleep:
             self._asleep[life] = misfortune.wakes_after
         elif misfortune.fault is Fault.KILLED:
@@ -184,7 +184,7 @@ class SleepingWorld:
         ]
         for each in due:
             self._left_behind.remove(each)
-            self._say(f"{each[1]} is carried out")
+            self._publish(f"{each[1]} is carried out")
             each[2]()
 
     async def play(self) -> None:
@@ -247,7 +247,7 @@ class SleepingWorld:
         if life.is_asleep:
             self._wake(life)
         life.spare()
-        self._say(f"{life.name}: gets the lease again")
+        self._publish(f"{life.name}: gets the lease again")
         await self._move_lease(life)
         return True
 
@@ -275,7 +275,7 @@ class SleepingWorld:
             except asyncio.CancelledError:
                 return
             except Exception as wrong:
-                self._say(f"{life.name} ended: {type(wrong).__name__}: {str(wrong)[:200]}")
+                self._publish(f"{life.name} ended: {type(wrong).__name__}: {str(wrong)[:200]}")
             life.struck.set()
             if self._current is not life or self._stopping[life].is_set():
                 return
@@ -314,7 +314,7 @@ class SleepingWorld:
 
     def _wake(self, life: Life) -> None:
         del self._asleep[life]
-        self._say(f"{life.name}: wakes")
+        self._publish(f"{life.name}: wakes")
         life.wake()
 
     async def _close(self) -> None:
@@ -334,11 +334,11 @@ class SleepingWorld:
     async def _close_as(self, life: Life) -> None:
         """As a scheduler does it: by a claim of its own, behind which nothing of a trainer's counts."""
         bus = self._buses[life] = LifeBus(self._server, life)
-        speaker = Speaker(bus, LifeStore(self.outcome.objects, life))
-        claim = CommitClaim(bus, speaker, RUN, life.name)
+        journal = Journal(bus, LifeStore(self.outcome.objects, life))
+        claim = CommitClaim(bus, journal, RUN, life.name)
         await claim.take(closes=True)
-        await publish_rest(bus, speaker, RUN)
-        history = await read_commits(bus, speaker, RUN)
+        await publish_rest(bus, journal, RUN)
+        history = await read_commits(bus, journal, RUN)
         closed = closed_groups(self._journal())
         with suppress(Superseded):
             for group in (*TEACHING, EQUAL):
@@ -367,11 +367,11 @@ class SleepingWorld:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
 
-    def _say(self, words: str) -> None:
+    def _publish(self, words: str) -> None:
         self.outcome.said.append(f"[{len(self.outcome.calls)}] {words}")
 
     def _journal(self) -> list[Event]:
-        log = self._server.log(journal(RUN))
+        log = self._server.log(journal_stream(RUN))
         records = log.between(len(self._events) + 1, log.tail, ())
         self._events += [decode(each.subject, each.payload, each.headers) for each in records]
         return self._events

@@ -156,7 +156,7 @@ async def answered_wrongly(world: World, off: float) -> None:
         loaded = WeightsLoaded(
             run=RUN, weights_version=policy.version, worker=worker, fetch_seconds=0, pause_seconds=0, num_frozen=0, node=node
         )
-        await world.speaker.say(loaded)
+        await world.journal.publish(loaded)
         rewards = by_index()
         for index in (0, 1):
             sample = policy.sample((3, 4, 5), 4)
@@ -164,8 +164,8 @@ async def answered_wrongly(world: World, off: float) -> None:
             said = samples_ready(group, index, [sample], rewards([]))
             claiming = segment("n", 4, version=policy.version, worker=worker)
             named = {"episode": said.episode, "generation": said.episode}
-            await world.speaker.append(claiming.model_copy(update=named), 0)
-            await world.speaker.say(said)
+            await world.journal.append(claiming.model_copy(update=named), 0)
+            await world.journal.publish(said)
 
 
 async def test_a_step_beyond_the_limit_says_so_and_whose_tokens_they_were(make_world: MakeWorld):

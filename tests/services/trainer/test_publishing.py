@@ -19,7 +19,7 @@ from seamlessflow.contracts import Role, RunStopRequested, TrainerStarted, Weigh
 from seamlessflow.contracts.routes import READERS_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import BadInput, Refused, Unavailable
-from seamlessflow.runtime import CommitClaim, Speaker
+from seamlessflow.runtime import CommitClaim, Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions
 from seamlessflow.weights.manifest import DELTA_FILE
@@ -45,9 +45,9 @@ async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
 
 
 def publisher_of(bus: Bus, store: Store, *, full_every: int = 10) -> WeightsPublisher:
-    speaker = Speaker(bus, store)
-    claim = CommitClaim(bus, speaker, RUN, "test")  # not taken: good as long as there is none
-    return WeightsPublisher(bus, store, speaker, claim, RUN, VersionSteps(), torch.bfloat16, full_every=full_every)
+    journal = Journal(bus, store)
+    claim = CommitClaim(bus, journal, RUN, "test")  # not taken: good as long as there is none
+    return WeightsPublisher(bus, store, journal, claim, RUN, VersionSteps(), torch.bfloat16, full_every=full_every)
 
 
 async def test_of_two_that_write_one_number_the_journal_and_the_head_name_one_folder(
@@ -75,7 +75,7 @@ async def test_of_two_that_write_one_number_the_journal_and_the_head_name_one_fo
     may_move.set()
     published = await first
 
-    journal = await Speaker(bus, store).first(WeightsPublished, RUN, weights_version=0)
+    journal = await Journal(bus, store).first(WeightsPublished, RUN, weights_version=0)
     head = await read_head(bus, RUN)
     assert journal is not None and head is not None
     assert (journal.path, journal.step) == (head.path, head.step) == (published.path, 3)
@@ -208,7 +208,7 @@ async def test_a_step_that_makes_no_numbers_stops_the_run_with_a_reason(
 
     record = await world.bus.last("CTL", f"sf.ctl.run.{RUN}.stop")
     assert record is not None
-    stop = await world.speaker.open(record)
+    stop = await world.journal.open(record)
     assert isinstance(stop, RunStopRequested) and "values that are NaN or infinite" in stop.reason
     assert failed.group_contains(BadInput)
     assert [p.weights_version for p in await world.heard(WeightsPublished)] == [0]

@@ -35,7 +35,7 @@ async def stop_reason(world: World) -> str:
     async with asyncio.timeout(30):
         while (record := await world.bus.last("CTL", f"sf.ctl.run.{RUN}.stop")) is None:
             await asyncio.sleep(0.01)
-    stop = await world.speaker.open(record)
+    stop = await world.journal.open(record)
     assert isinstance(stop, RunStopRequested)
     return stop.reason
 

@@ -29,7 +29,7 @@ from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Event, Lease, Role, RoleReleased, RoleTaken, StepTaken, TrainerStarted, WeightsPublished
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import Unavailable
-from seamlessflow.runtime import DeviceLock, Speaker
+from seamlessflow.runtime import DeviceLock, Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow_trainer import device_turn
 from seamlessflow_trainer.config import TrainerSettings
@@ -203,7 +203,7 @@ async def test_a_member_that_is_killed_leaves_its_device_free_and_its_successor_
     assert process.stdout is not None
     assert (await process.stdout.readline()).strip() == b"held"
     taken = await world.lease(Role.TRAIN, trainer=False, gang=("lead", NODE))
-    await world.speaker.say(RoleTaken(run=RUN, node=NODE, epoch=taken, service="trainer"))  # the killed one's words
+    await world.journal.publish(RoleTaken(run=RUN, node=NODE, epoch=taken, service="trainer"))  # the killed one's words
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
 
@@ -235,7 +235,7 @@ class Hearing:
         self.said: list[Event] = []
         self._num_failures = num_failures
 
-    async def say(self, event: Event) -> None:
+    async def publish(self, event: Event) -> None:
         if self._num_failures:
             self._num_failures -= 1
             raise Unavailable("the journal is away")
@@ -314,9 +314,9 @@ async def test_whatever_leases_come_the_device_is_held_exactly_when_the_last_one
         for stream in run_streams(name):
             if stream.source is None:
                 await bus.ensure_stream(stream)
-    speaker, lock = Speaker(bus, Store(f"file://{work}/store")), DeviceLock(work, NODE)
+    journal, lock = Journal(bus, Store(f"file://{work}/store")), DeviceLock(work, NODE)
     worker, state = DeviceLock(work, NODE), Loaded()
-    turn = DeviceTurn(lock, speaker, NODE, state)
+    turn = DeviceTurn(lock, journal, NODE, state)
 
     for epoch, (run, role, trainer, seconds) in enumerate(leases, start=1):
         if is_free(worker) and dice.random() < 0.5:
@@ -330,7 +330,7 @@ async def test_whatever_leases_come_the_device_is_held_exactly_when_the_last_one
     await until(lambda: lock.held == wants and state.is_there == wants and not worker.held)
     await asyncio.sleep(0)
     for name in ("r", "other"):
-        heard = [await speaker.open(r) async for r in bus.read(f"J_{name}")]
+        heard = [await journal.open(r) async for r in bus.read(f"J_{name}")]
         taken = max((e.epoch for e in heard if isinstance(e, RoleTaken)), default=0)
         released = max((e.epoch for e in heard if isinstance(e, RoleReleased)), default=0)
         if taken and not (wants and name == last_run):

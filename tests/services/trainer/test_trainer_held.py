@@ -107,7 +107,7 @@ async def test_a_held_run_goes_on_when_its_checkpoint_is_back(make_world: MakeWo
         await asyncio.sleep(0.3)
     assert len(await world.heard(TrainerClaimed)) == 2
     world.store.write(path, content)
-    await world.speaker.say(ResumeRequested(run=RUN, request="q1"))
+    await world.journal.publish(ResumeRequested(run=RUN, request="q1"))
     async with world.trainer():
         started = await world.hears(TrainerStarted, count=2)
 
@@ -121,7 +121,7 @@ async def test_a_rollback_goes_on_from_an_earlier_checkpoint(make_world: MakeWor
     spoil(world, f"{commits[-1].checkpoint}/model.safetensors")
     async with world.trainer():
         await world.hears(RunHeld)
-    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=2))
+    await world.journal.publish(ResumeRequested(run=RUN, request="q1", checkpoint_step=2))
     async with world.trainer():
         started = await world.hears(TrainerStarted, count=2)
         await feed(world, ["g6", "g7"])
@@ -141,7 +141,7 @@ async def test_a_rollback_of_a_run_that_is_trained_ends_the_line(make_world: Mak
     world = await committed_world(make_world, num_steps=2)
     async with world.trainer():
         await world.hears(TrainerStarted, count=2)
-        await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
+        await world.journal.publish(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
         started = await world.hears(TrainerStarted, count=3)
         await feed(world, ["g4", "g5"])
         again = await world.hears(StepsCommitted, count=3)
@@ -159,7 +159,7 @@ async def test_a_trainer_that_stays_goes_on_by_itself_when_a_person_answers(make
     async with world.trainer():
         await world.hears(RunHeld)
         world.store.write(path, content)
-        await world.speaker.say(ResumeRequested(run=RUN, request="q1"))
+        await world.journal.publish(ResumeRequested(run=RUN, request="q1"))
         started = await world.hears(TrainerStarted, count=2)
 
     assert (started.line, started.step) == (3, 1)
@@ -173,7 +173,7 @@ def on_rollback(message: Message) -> bool:
 async def test_killed_around_a_rollback_the_next_trainer_goes_back_once(after_storing: bool, make_world: MakeWorld) -> None:
     """The rollback is wanted until it is stored, and then it is the newest record."""
     world = await committed_world(make_world, num_steps=2)
-    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
+    await world.journal.publish(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
     async with world.trainer(on_rollback, after_storing=after_storing) as bus:
         await asyncio.wait_for(bus.died.wait(), 30)
     async with world.trainer():
@@ -197,8 +197,8 @@ async def test_damage_in_several_ranges_is_damage_whichever_is_found_first(tmp_p
 async def test_a_newest_commit_that_cannot_be_read_holds_the_run(make_world: MakeWorld) -> None:
     """A large account rests in the store; without it nobody knows which groups are trained."""
     world = await committed_world(make_world)
-    history = await read_commits(world.bus, world.speaker, RUN)
-    claim = CommitClaim(world.bus, world.speaker, RUN, "test")
+    history = await read_commits(world.bus, world.journal, RUN)
+    claim = CommitClaim(world.bus, world.journal, RUN, "test")
     await claim.take()
     episodes = tuple(EpisodeTokens(episode=f"e{number}-{'x' * 60}", trained=1) for number in range(2000))
     account = (TrainedGroup(group="g9", step=2, episodes=episodes),)
@@ -209,7 +209,7 @@ async def test_a_newest_commit_that_cannot_be_read_holds_the_run(make_world: Mak
     await claim.append(large)
     world.store.remove_folder(f"{RUN}/blobs")
     async with world.trainer(), asyncio.timeout(20):
-        while (held := await world.speaker.last(RunHeld, RUN)) is None:
+        while (held := await world.journal.last(RunHeld, RUN)) is None:
             await asyncio.sleep(0.02)
 
     assert "a commit in the journal cannot be read" in held.reason
@@ -220,16 +220,16 @@ async def test_a_message_of_no_service_on_the_subject_of_commits_holds_up_nobody
     world = await committed_world(make_world)
     await world.bus.publish(Message(subject_of(TrainerClaimed(run=RUN, line=0, nonce="n", by="")), b"rubbish", "by-hand"))
     async with world.trainer(), asyncio.timeout(20):
-        while (started := await world.speaker.last(TrainerStarted, RUN)) is None or started.line == 1:
+        while (started := await world.journal.last(TrainerStarted, RUN)) is None or started.line == 1:
             await asyncio.sleep(0.02)
 
-    assert started.step == 1 and await world.speaker.last(RunHeld, RUN) is None
+    assert started.step == 1 and await world.journal.last(RunHeld, RUN) is None
 
 
 async def test_a_trainer_that_was_superseded_and_cannot_begin_stops_no_run(make_world: MakeWorld, monkeypatch) -> None:
     """What is wrong with its own machine is no reason to end what another one does well."""
     world = await committed_world(make_world)
-    other = CommitClaim(world.bus, world.speaker, RUN, "trainer another")
+    other = CommitClaim(world.bus, world.journal, RUN, "trainer another")
 
     async def cannot(*arguments: object, **options: object) -> int:
         await other.take()
@@ -248,10 +248,10 @@ async def test_a_trainer_that_was_superseded_and_cannot_begin_stops_no_run(make_
 async def test_a_rollback_to_a_step_that_is_not_kept_holds_the_run(make_world: MakeWorld) -> None:
     """The reason names those that are; the next request counts alone."""
     world = await committed_world(make_world, num_steps=3)
-    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
+    await world.journal.publish(ResumeRequested(run=RUN, request="q1", checkpoint_step=1))
     async with world.trainer():
         held = await world.hears(RunHeld)
-    await world.speaker.say(ResumeRequested(run=RUN, request="q2"))
+    await world.journal.publish(ResumeRequested(run=RUN, request="q2"))
     async with world.trainer():
         started = await world.hears(TrainerStarted, count=2)
 
@@ -269,7 +269,7 @@ async def test_a_checkpoint_that_the_journal_does_not_explain_holds_the_run(lost
     world.store.write(f"{stray}/{MANIFEST}", json.dumps({**facts, lost: "of another life"}).encode())
     async with world.trainer():
         held = await world.hears(RunHeld)
-    await world.speaker.say(ResumeRequested(run=RUN, request="q1", checkpoint_step=2))
+    await world.journal.publish(ResumeRequested(run=RUN, request="q1", checkpoint_step=2))
     async with world.trainer():
         started = await world.hears(TrainerStarted, count=2)
     async with world.trainer():
@@ -336,8 +336,8 @@ async def test_what_an_earlier_release_publishes_behind_a_claim_swallows_nothing
     await world.lease(Role.TRAIN)
     async with world.trainer():
         await world.hears(TrainerStarted)
-        await world.speaker.say(TrainingEnded(run=RUN, step=7, weights_version=0))
-        await world.speaker.say(GroupDropped(run=RUN, group="g0", reason=DropReason.FAILED))
+        await world.journal.publish(TrainingEnded(run=RUN, step=7, weights_version=0))
+        await world.journal.publish(GroupDropped(run=RUN, group="g0", reason=DropReason.FAILED))
         await feed(world, ["g0", "g1"])
         ended = await world.hears(TrainingEnded, count=2)
     async with world.trainer():
@@ -355,7 +355,7 @@ async def test_a_group_that_an_earlier_release_dropped_behind_a_claim_is_trained
     await world.lease(Role.TRAIN)
     async with world.trainer():
         await world.hears(TrainerStarted)
-        await world.speaker.say(GroupDropped(run=RUN, group="g0", reason=DropReason.FAILED))
+        await world.journal.publish(GroupDropped(run=RUN, group="g0", reason=DropReason.FAILED))
     async with world.trainer():
         await world.hears(TrainerStarted, count=2)
         await feed(world, ["g0", "g1"])

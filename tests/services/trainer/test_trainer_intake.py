@@ -36,11 +36,11 @@ class Message:
 
 
 class Post:
-    """Inbox and speaker of an intake: opening ends when the test says so."""
+    """EventHandlers and journal of an intake: opening ends when the test says so."""
 
     def __init__(self) -> None:
         self.said: list[Event] = []
-        self.inbox = self.speaker = self
+        self.handlers = self.journal = self
         self.nonce = "ours"
 
     async def open(self, delivery: Any) -> Event:
@@ -48,7 +48,7 @@ class Post:
         event: Event = delivery.event
         return event
 
-    async def bury(self, delivery: Any, reason: str) -> None:
+    async def dead_letter(self, delivery: Any, reason: str) -> None:
         delivery.fate = f"dead: {reason}"
 
     async def append(self, event: Event) -> None:
@@ -57,7 +57,7 @@ class Post:
 
 def an_intake(post: Post, *, closed: tuple[str, ...] = ()) -> Intake:
     book = GroupBook(group_size=2, max_attempts=2, drop_zero_variance=True, closed=closed)
-    context: Any = SimpleNamespace(inbox=post, speaker=post)
+    context: Any = SimpleNamespace(handlers=post, journal=post)
     claim: Any = post
     return Intake(context, claim, RUN, book, group_size=2, vocab_size=VOCABULARY)
 

@@ -179,7 +179,7 @@ async def test_a_line_that_was_succeeded_commits_nothing(make_world: MakeWorld) 
     world = await open_world(make_world)
     async with world.trainer():
         await takes_two_steps(world)
-        await CommitClaim(world.bus, world.speaker, RUN, "trainer another").take()
+        await CommitClaim(world.bus, world.journal, RUN, "trainer another").take()
 
     assert await committed(world) == [] and await world.heard(GroupTrained) == []
 

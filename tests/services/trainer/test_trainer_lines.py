@@ -36,7 +36,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claim_of(world: World) -> CommitClaim:
     """Another trainer's, not taken yet."""
-    return CommitClaim(world.bus, world.speaker, RUN, "trainer another")
+    return CommitClaim(world.bus, world.journal, RUN, "trainer another")
 
 
 async def test_the_older_of_two_trainers_of_one_name_ends_and_says_why(make_world: MakeWorld) -> None:
@@ -118,7 +118,7 @@ async def test_a_trainer_that_gets_its_lease_back_begins_another_line(make_world
 async def test_lines_count_on_from_trainers_that_knew_no_claims(make_world: MakeWorld) -> None:
     """An earlier release began lines by TrainerStarted alone."""
     world = await make_world()
-    await world.speaker.say(TrainerStarted(run=RUN, line=6, step=0, weights_version=0))
+    await world.journal.publish(TrainerStarted(run=RUN, line=6, step=0, weights_version=0))
 
     claims = [claim_of(world) for _ in range(3)]
     await asyncio.gather(*(claim.take() for claim in claims))

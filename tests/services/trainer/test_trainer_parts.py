@@ -173,7 +173,7 @@ async def test_where_nothing_more_comes_the_step_is_taken_on_what_is_there(make_
         await world.hears(TrainerStarted)
         await answered(world, "a", "b", "c")
         await world.hears(BatchReady)
-        await world.speaker.say(TrainingEndRequested(run=RUN, reason="tasks_ended", train_rest=True))
+        await world.journal.publish(TrainingEndRequested(run=RUN, reason="tasks_ended", train_rest=True))
         await world.hears(TrainingEnded)
         await until_all_is_acknowledged(world)
 
@@ -229,7 +229,7 @@ async def test_a_run_that_is_stopped_gives_a_waiting_step_up(make_world: MakeWor
         await world.hears(TrainerStarted)
         await answered(world, "a", "b", "c")
         await world.hears(BatchReady)
-        await world.speaker.say(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
+        await world.journal.publish(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
         await world.hears(TrainingEnded)
         await until_all_is_acknowledged(world)
 

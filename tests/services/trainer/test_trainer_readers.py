@@ -123,7 +123,7 @@ async def test_a_run_that_is_stopped_leaves_a_version_that_is_loaded_by_itself(t
     async with world.trainer():
         await world.hears(TrainerStarted)
         await take(world, 0, 2)
-        await world.speaker.say(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
+        await world.journal.publish(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
         ended = await world.hears(TrainingEnded)
 
     head = await world.head()
@@ -136,7 +136,7 @@ async def test_a_run_that_ends_where_its_newest_version_is_full_writes_no_other(
     world = await world_of(tmp_path, tiny_llama, steps=9)
     async with world.trainer():
         await world.hears(TrainerStarted)
-        await world.speaker.say(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
+        await world.journal.publish(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
         await world.hears(TrainingEnded)
 
     assert await kinds(world) == ["F"]

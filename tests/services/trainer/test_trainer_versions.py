@@ -184,8 +184,8 @@ async def test_the_last_version_of_a_run_is_loaded_by_itself(tmp_path: Path, tin
 
 
 def publisher_of(world: World) -> WeightsPublisher:
-    claim = CommitClaim(world.bus, world.speaker, RUN, "test")  # not taken: good as long as there is none
-    return WeightsPublisher(world.bus, world.store, world.speaker, claim, RUN, VersionSteps(), torch.bfloat16, full_every=10)
+    claim = CommitClaim(world.bus, world.journal, RUN, "test")  # not taken: good as long as there is none
+    return WeightsPublisher(world.bus, world.store, world.journal, claim, RUN, VersionSteps(), torch.bfloat16, full_every=10)
 
 
 async def test_a_manifest_that_cannot_be_read_once_removes_nothing(

@@ -197,7 +197,7 @@ async def test_groups_that_teach_nothing_are_dropped_at_once(make_world: MakeWor
         policy = await world.policy()
         await world.answer("equal", lambda answer: 1.0, policy=policy)
         failed = [samples_ready("failed", i, [], None, attempt=1, status=EpisodeStatus.DEADLINE) for i in (0, 1)]
-        await world.speaker.say_all(failed)
+        await world.journal.publish_all(failed)
         await world.hears(GroupDropped, count=2)
         await until_queue_is_empty(world)
         for name in "ab":
@@ -233,7 +233,7 @@ async def test_the_rest_is_trained_when_no_further_batch_can_be_filled(make_worl
     async with world.trainer():
         await world.hears(TrainerStarted)
         await world.answer("a", by_index(), policy=await world.policy())
-        await world.speaker.say(TrainingEndRequested(run=RUN, reason="tasks_ended", train_rest=True))
+        await world.journal.publish(TrainingEndRequested(run=RUN, reason="tasks_ended", train_rest=True))
         ended = await world.hears(TrainingEnded)
         await until_queue_is_empty(world)
 
@@ -252,7 +252,7 @@ async def test_a_stopped_run_lets_go_of_the_rest_even_while_it_waits_for_the_dev
             await world.answer(name, by_index(), policy=policy)
         await world.answer("half", by_index(), policy=policy, members=[0])
         await world.hears(BatchReady)
-        await world.speaker.say(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
+        await world.journal.publish(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
         ended = await world.hears(TrainingEnded)
         await until_queue_is_empty(world)
         await world.answer("too-late", by_index(), policy=policy)
@@ -271,7 +271,7 @@ async def test_samples_that_cannot_be_trained_become_a_dead_letter(make_world: M
         policy = await world.policy()
         sample = policy.sample([3, 4], 2)
         broken = sample.model_copy(update={"token_ids": type(sample.token_ids)([3, 4, 999, 5])})
-        await world.speaker.say(samples_ready("bad", 0, [broken], 1.0))
+        await world.journal.publish(samples_ready("bad", 0, [broken], 1.0))
         letter = await world.hears(DeadLetter)
         for name in "ab":
             await world.answer(name, by_index(), policy=policy)
@@ -294,9 +294,9 @@ async def test_a_broken_reward_stops_the_run_with_a_reason(make_world: MakeWorld
         async with asyncio.timeout(20):
             while (record := await world.bus.last("CTL", f"sf.ctl.run.{RUN}.stop")) is None:
                 await asyncio.sleep(0.01)
-        stop = await world.speaker.open(record)
+        stop = await world.journal.open(record)
         assert isinstance(stop, RunStopRequested) and "verifiers" in stop.reason
-        await world.speaker.say(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
+        await world.journal.publish(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False))
         ended = await world.hears(TrainingEnded)
 
     assert (ended.step, ended.weights_version) == (0, 0)
@@ -312,7 +312,7 @@ async def test_a_model_that_does_not_exist_stops_the_run_with_a_reason(make_worl
             while (record := await world.bus.last("CTL", f"sf.ctl.run.{RUN}.stop")) is None:
                 await asyncio.sleep(0.01)
 
-    stop = await world.speaker.open(record)
+    stop = await world.journal.open(record)
     assert isinstance(stop, RunStopRequested) and "no-such-model" in stop.reason
     assert await world.heard(TrainingEnded) == []  # none began; the scheduler waits for none
 

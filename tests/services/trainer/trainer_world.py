@@ -37,9 +37,16 @@ from seamlessflow.contracts import (
     WeightsHead,
 )
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET, WEIGHTS_BUCKET
-from seamlessflow.contracts.streams import consumer_name, control_streams, journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.streams import (
+    consumer_name,
+    control_streams,
+    journal_stream,
+    queue_stream,
+    run_consumers,
+    run_streams,
+)
 from seamlessflow.errors import BusClosed
-from seamlessflow.runtime import Speaker, make_context
+from seamlessflow.runtime import Journal, make_context
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.fetch import fetch_version
@@ -118,7 +125,7 @@ class World:
         self.server = MemoryServer()
         self.bus: Bus = bus or MemoryBus(self.server)
         self.store = Store(f"file://{folder / 'store'}")
-        self.speaker = Speaker(self.bus, self.store)
+        self.journal = Journal(self.bus, self.store)
         self.epoch = 0
 
     async def open(self) -> World:
@@ -131,7 +138,7 @@ class World:
             await self.bus.ensure_stream(stream)
         for consumer in run_consumers(RUN, envs=["sums"], shards=1, tags=["rollout"], buckets=1):
             await self.bus.ensure_consumer(replace(consumer, ack_wait_seconds=self.ack_wait_seconds))
-        await self.speaker.say(RunStarted(run=RUN, document=self.document))
+        await self.journal.publish(RunStarted(run=RUN, document=self.document))
         return self
 
     async def lease(
@@ -178,7 +185,7 @@ class World:
 
     async def heard(self, *kinds: type[E]) -> list[E]:
         """All events of some kinds in the journal, in order."""
-        events = [await self.speaker.open(record) async for record in self.bus.read(journal(RUN))]
+        events = [await self.journal.open(record) async for record in self.bus.read(journal_stream(RUN))]
         return [event for event in events if isinstance(event, kinds)]
 
     async def hears(self, kind: type[E], *, count: int = 1, seconds: float = 30.0) -> E:
@@ -230,7 +237,7 @@ class World:
             sample = policy.sample(prompt, num_tokens)
             answer = list(sample.token_ids)[len(prompt) :]
             said.append(samples_ready(group, index, [sample], reward_of(answer)))
-        await self.speaker.say_all(said)
+        await self.journal.publish_all(said)
         return said
 
 

@@ -18,12 +18,11 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from greenlet import getcurrent, greenlet
-
 import seamlessflow.weights.downloads
 import seamlessflow.weights.partfile
 import seamlessflow.weights.stored
 import seamlessflow_trainer.parts
+from greenlet import getcurrent, greenlet
 
 _real_monotonic, _real_time = time.monotonic, time.time
 EPOCH = 1_800_000_000.0

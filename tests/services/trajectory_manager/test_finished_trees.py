@@ -23,7 +23,7 @@ async def forked_episode(world: World) -> SamplesReady:
     """The last call offers no tools any more."""
     first = await world.turn([user("q")], "seven", tools=[CALC])
     await world.turn([user("q"), first.message, user("r")], "eight")
-    await world.speaker.say(world.agent.ends(num_calls=2))
+    await world.journal.publish(world.agent.ends(num_calls=2))
     return await world.found(SamplesReady)
 
 
@@ -67,7 +67,7 @@ async def test_samples_of_a_large_tree_are_made_in_a_thread(world: World, monkey
     monkeypatch.setattr(episode_end, "samples_of", slowly)
     await world.start_manager()
     await world.turn([user("q")], "seven")
-    await world.speaker.say(world.agent.ends(num_calls=1))
+    await world.journal.publish(world.agent.ends(num_calls=1))
     late = await world.ask([user("r")])
     while not threads:
         await asyncio.sleep(0.005)

@@ -38,7 +38,7 @@ async def known(world: World) -> tuple[Manager, Any, GenerationRequested]:
     (request,) = under_test.apply(asked)
     assert isinstance(request, GenerationRequested)
     for event in world.engine.generates(request, "seven<|im_end|>", cuts=[2]):
-        await world.speaker.say(event)
+        await world.journal.publish(event)
     return under_test, asked, request
 
 
@@ -48,7 +48,7 @@ async def test_what_is_known_stays_when_the_journal_cannot_be_read(world: World)
     before = under_test.call(EPISODE, asked.call)
     bus: Any = Watched(world, under_test, breaks=True)
     with pytest.raises(Unavailable):
-        await refold_episode(bus, world.speaker, asked, under_test)
+        await refold_episode(bus, world.journal, asked, under_test)
     assert under_test.call(EPISODE, asked.call) is before and bus.replies == [asked.reply]
     assert under_test.apply(asked) == [request]
 
@@ -57,7 +57,7 @@ async def test_what_is_known_is_replaced_when_the_journal_is_read(world: World):
     """By all that is in it; until then what was known stands."""
     under_test, asked, _ = await known(world)
     bus: Any = Watched(world, under_test, breaks=False)
-    await refold_episode(bus, world.speaker, asked, under_test)
+    await refold_episode(bus, world.journal, asked, under_test)
     assert set(bus.replies) == {asked.reply}
     call = under_test.call(EPISODE, asked.call)
     assert call is not None and call.is_answered

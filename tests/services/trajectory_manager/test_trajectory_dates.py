@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from seamlessflow.contracts import GenerationRequested, RunStarted
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import ConfigError
 from seamlessflow_trajectory_manager.replay import replay_run
@@ -33,7 +33,7 @@ async def test_who_takes_over_renders_as_the_first_one_did(world: World, monkeyp
     await world.turn([user("q")], "eight", call="c1")
     first, second = [(await world.found(GenerationRequested, generation=call)).suffix for call in ("c0", "c1")]
     assert first == second
-    record = await world.bus.first(journal(RUN), subject_filter(RunStarted, run=RUN))
+    record = await world.bus.first(journal_stream(RUN), subject_filter(RunStarted, run=RUN))
     assert record is not None
     assert datetime.fromtimestamp(record.time, UTC).strftime(FORM) in tokenizer().decode(list(first))
     await world.queue_is_empty()
@@ -42,7 +42,7 @@ async def test_who_takes_over_renders_as_the_first_one_did(world: World, monkeyp
 
 async def test_a_run_that_has_not_begun_has_no_time(world: World):
     """Nobody asks before it has begun."""
-    await world.bus.delete_stream(journal(RUN))
+    await world.bus.delete_stream(journal_stream(RUN))
     await world.bus.ensure_stream(trajectory_world.run_streams(RUN)[0])
     with pytest.raises(ConfigError, match="not started"):
         await started_at(world.bus, RUN)

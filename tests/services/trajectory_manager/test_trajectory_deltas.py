@@ -134,11 +134,11 @@ async def test_text_is_hinted_while_it_is_sampled(world: World):
     request = await asked(world)
     events = world.engine.generates(request, "it is seven<|im_end|>", cuts=[3, 6])
     for event, text in zip(events[1:3], ["it ", "it is "], strict=True):
-        await world.speaker.say(event)
+        await world.journal.publish(event)
         await world.shown(text)
     assert world.hints == [] and [each.content_start for each in world.deltas] == [0, 3]
     for event in events[3:]:
-        await world.speaker.say(event)
+        await world.journal.publish(event)
     answer = await world.answer(request.generation)
     assert answer.message["content"] == "it is seven"
     await world.queue_is_empty()
@@ -152,16 +152,16 @@ async def test_the_next_manager_goes_on_showing(world: World, how: str):
     old = await world.start_manager()
     request = await asked(world)
     events = world.engine.generates(request, "it is seven<|im_end|>", cuts=[3, 6, 9])
-    await world.speaker.say(events[1])
+    await world.journal.publish(events[1])
     await world.shown("it ")
     await (old.stop() if how == "stop" else old.kill())
-    await world.speaker.say(events[2])
+    await world.journal.publish(events[2])
     await world.start_manager()
-    await world.speaker.say(events[3])
+    await world.journal.publish(events[3])
     deltas = await world.shown("it is sev", since=1)
     assert deltas[0].content_start == 0
     for event in events[4:]:
-        await world.speaker.say(event)
+        await world.journal.publish(event)
     assert (await world.answer(request.generation)).message["content"] == "it is seven"
     assert await no_difference(world) == 2
 
@@ -174,7 +174,7 @@ async def test_streams_of_several_calls_do_not_mix(world: World):
     generations = [world.engine.generates(each, text, cuts=[2, 4]) for each, text in zip(requests, texts, strict=True)]
     for events in zip(*(each[:-1] for each in generations), strict=True):
         for event in events:
-            await world.speaker.say(event)
+            await world.journal.publish(event)
 
     def shown(request: GenerationRequested) -> str:
         return content_of([each for each in world.deltas if each.call == request.generation])
@@ -189,11 +189,11 @@ async def test_after_the_end_of_the_episode_nothing_more_is_shown(world: World):
     await world.start_manager()
     request = await asked(world)
     _, first, second, _ = world.engine.generates(request, "seven", cuts=[2])
-    await world.speaker.say(first)
+    await world.journal.publish(first)
     await world.shown("se")
-    await world.speaker.say(world.agent.ends(num_calls=1))
+    await world.journal.publish(world.agent.ends(num_calls=1))
     error = (await world.answer(request.generation)).error
     assert error is not None and error.status == 409
-    await world.speaker.say(second)
+    await world.journal.publish(second)
     await world.queue_is_empty()
     assert content_of(world.deltas) == "se"

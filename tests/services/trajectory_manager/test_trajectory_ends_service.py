@@ -20,7 +20,7 @@ async def samples(
     """As a worker whose generation ends so."""
     for event in world.engine.generates(request, said, cuts=cuts):
         is_end = isinstance(event, GenerationEnded)
-        await world.speaker.say(event.model_copy(update={"finish": finish}) if is_end else event)
+        await world.journal.publish(event.model_copy(update={"finish": finish}) if is_end else event)
     return await world.answer(request.generation)
 
 
@@ -59,7 +59,7 @@ async def test_a_cancelled_call_is_answered_and_never_trained(world: World):
     await world.turn([user("p")], "first")
     answer = await samples(world, await asks(world, [user("q")]), "seve", GenerationFinish.CANCELLED, cuts=[2])
     assert answer.error is not None and (answer.error.status, answer.error.code) == (499, "client_gone")
-    await world.speaker.say(world.agent.ends(num_calls=2))
+    await world.journal.publish(world.agent.ends(num_calls=2))
     ready = await world.found(SamplesReady)
     assert (ready.num_sampled, ready.num_undelivered, ready.num_roots, len(ready.samples)) == (10, 4, 2, 1)
     await world.queue_is_empty()
@@ -81,7 +81,7 @@ async def test_raw_prompts_go_on_from_each_other(world: World, restarts: bool):
     assert (request.parent, list(request.suffix)) == (said.call, ids_of(" d"))
     await samples(world, request, " <think>e<|im_end|>", GenerationFinish.STOP, cuts=[4])
     await world.shown(" <think>e")
-    await world.speaker.say(world.agent.ends(num_calls=2))
+    await world.journal.publish(world.agent.ends(num_calls=2))
     (sample,) = (await world.found(SamplesReady)).samples
     assert len(sample.spans) == 2
     await world.queue_is_empty()
@@ -109,7 +109,7 @@ async def test_tokens_behind_an_end_whose_delivery_was_lost_are_not_trained(worl
     await world.start_manager(bus)
     await world.turn([user("p")], "first")
     request = await asks(world, [user("q")])
-    await world.speaker.say(world.agent.ends(num_calls=2))
+    await world.journal.publish(world.agent.ends(num_calls=2))
     await samples(world, request, "second", GenerationFinish.STOP, cuts=[2])
     ready = await world.found(SamplesReady)
     assert bus.has_lost

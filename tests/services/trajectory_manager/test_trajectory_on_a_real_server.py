@@ -40,7 +40,7 @@ async def test_a_death_in_the_middle_of_a_call_changes_nothing(real: World, own_
     request = await real.found(GenerationRequested, generation=asked.call)
     events = real.engine.generates(request, "eight<|im_end|>", cuts=[2])
     for event in events[:2]:
-        await real.speaker.say(event)
+        await real.journal.publish(event)
     if dies == "server":
         own_server.kill()
         own_server.start()
@@ -48,9 +48,9 @@ async def test_a_death_in_the_middle_of_a_call_changes_nothing(real: World, own_
         await manager.kill()
         manager = await real.start_manager(await connect(own_server.url, name="manager-2"))
     for event in events[2:]:
-        await real.speaker.say(event)
+        await real.journal.publish(event)
     answer = await real.answer(asked.call)
-    await real.speaker.say(real.agent.ends(num_calls=2))
+    await real.journal.publish(real.agent.ends(num_calls=2))
     (sample,) = (await real.found(SamplesReady)).samples
     assert answer.message["content"] == "eight" and len(sample.spans) == 2
     await real.queue_is_empty()
@@ -69,7 +69,7 @@ async def test_the_replay_command_tells_by_its_exit_status(
     await manager.stop()
     assert await main(own_server.url, real.store.url, RUN) == 0
     assert "compared 2  equal 2  different 0" in capsys.readouterr().out
-    await real.speaker.say(answer.model_copy(update={"call": "nobody"}))
+    await real.journal.publish(answer.model_copy(update={"call": "nobody"}))
     assert await main(own_server.url, real.store.url, RUN) == 1
     assert "nobody: was said, would not be" in capsys.readouterr().out
     assert await main(own_server.url, real.store.url, "no-such-run") == 2

@@ -21,7 +21,7 @@ from seamlessflow.contracts import (
     SamplesReady,
 )
 from seamlessflow.contracts.routes import CONTROL_STREAM
-from seamlessflow.contracts.streams import control_streams, journal
+from seamlessflow.contracts.streams import control_streams, journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput
 from seamlessflow.runtime import read_lease
@@ -49,7 +49,7 @@ async def test_an_episode_with_tools_from_call_to_sample(world: World):
     (call,) = first.message["tool_calls"]
     result = {"role": "tool", "tool_call_id": call["id"], "content": "7"}
     second = await world.turn([user("3+4?"), first.message, result], "it is 7", tools=[CALC])
-    await world.speaker.say(world.agent.ends(num_calls=2))
+    await world.journal.publish(world.agent.ends(num_calls=2))
     ready = await world.found(SamplesReady)
     (sample,) = ready.samples
     assert second.message["content"] == "it is 7"
@@ -74,7 +74,7 @@ async def test_parallel_calls_are_answered_each(world: World):
     calls = [await world.ask([user("q")]) for _ in range(3)]
     answers = [await world.answer(call.call) for call in calls]
     assert sorted(answer.message["content"] for answer in answers) == ["one", "three", "two"]
-    await world.speaker.say(world.agent.ends(num_calls=3))
+    await world.journal.publish(world.agent.ends(num_calls=3))
     assert len((await world.found(SamplesReady)).samples) == 3
 
 
@@ -90,11 +90,11 @@ async def test_a_restart_in_the_middle_of_a_call_changes_nothing(world: World, h
     await (old.stop() if how == "stop" else old.kill())
     new = await world.start_manager()
     for event in world.engine.generates(request, "eight<|im_end|>", cuts=[2])[num_said:]:
-        await world.speaker.say(event)
+        await world.journal.publish(event)
     answer = await world.answer(asked.call)
     following = await world.turn([user("q"), first.message, user("r"), answer.message, user("s")], "nine")
     assert (answer.message["content"], following.message["content"]) == ("eight", "nine")
-    await world.speaker.say(world.agent.ends(num_calls=3))
+    await world.journal.publish(world.agent.ends(num_calls=3))
     (sample,) = (await world.found(SamplesReady)).samples
     assert len(sample.spans) == 3
     await new.stop()
@@ -109,7 +109,7 @@ async def test_what_a_dead_manager_had_not_said_is_said(world: World):
     await world.queue_is_empty()
     await old.kill()
     await world.generate(request, "seven<|im_end|>")
-    await world.speaker.say(world.agent.ends(num_calls=1))
+    await world.journal.publish(world.agent.ends(num_calls=1))
     await world.start_manager()
     answer = await world.answer(asked.call)
     ready = await world.found(SamplesReady)
@@ -127,7 +127,7 @@ async def test_events_that_another_manager_acknowledged_are_read_from_the_journa
     await world.generate(request, "seven<|im_end|>", upto=2)
     assert stolen() == 2
     for event in world.engine.generates(request, "seven<|im_end|>", cuts=[2])[2:]:
-        await world.speaker.say(event)
+        await world.journal.publish(event)
     assert (await world.answer(asked.call)).message["content"] == "seven"
 
 
@@ -153,7 +153,7 @@ async def test_an_end_answers_open_calls_with_409(world: World):
     await world.start_manager()
     asked = await world.ask([user("q")])
     await world.found(GenerationRequested)
-    await world.speaker.say(world.agent.ends(num_calls=1))
+    await world.journal.publish(world.agent.ends(num_calls=1))
     late = await world.ask([user("q")])
     for call in (asked.call, late.call):
         error = (await world.answer(call)).error
@@ -165,7 +165,7 @@ async def test_an_evaluation_episode_is_evaluated(world: World):
     """No samples reach the trainer."""
     await world.start_manager()
     await world.turn([user("q")], "seven")
-    await world.speaker.say(world.agent.ends(num_calls=1, origin=ORIGIN.model_copy(update={"evaluation": "after"})))
+    await world.journal.publish(world.agent.ends(num_calls=1, origin=ORIGIN.model_copy(update={"evaluation": "after"})))
     evaluated = await world.found(EpisodeEvaluated)
     assert (evaluated.num_sampled, evaluated.weights_versions) == (6, (0, 1))
     assert await world.find(SamplesReady) is None
@@ -200,7 +200,7 @@ async def test_a_journal_with_a_buried_call_is_folded_by_the_next_manager(world:
     bad = world.agent.asks([user("q")], tools=[CALC])
     assert bad.tools is not None
     bad = bad.model_copy(update={"unseen": {**bad.unseen, bad.tools: {"no": "tools"}}})
-    await world.speaker.say(bad)
+    await world.journal.publish(bad)
     error = (await world.answer(bad.call)).error
     assert error is not None and (error.status, error.code) == (500, "call_refused")
     await world.queue_is_empty()
@@ -208,7 +208,7 @@ async def test_a_journal_with_a_buried_call_is_folded_by_the_next_manager(world:
     await old.kill()
     await world.start_manager()
     assert (await world.turn([user("r")], "fine")).message["content"] == "fine"
-    await world.speaker.say(world.agent.ends(num_calls=3))
+    await world.journal.publish(world.agent.ends(num_calls=3))
     assert len((await world.found(SamplesReady)).samples) == 2
     await world.queue_is_empty()
     assert await no_difference(world) == 6
@@ -223,7 +223,7 @@ async def test_a_buried_end_is_an_episode_without_samples(world: World, monkeypa
     await world.start_manager()
     await world.turn([user("q")], "seven")
     monkeypatch.setattr("seamlessflow_trajectory_manager.trajectory.episode_end.samples_of", fails)
-    await world.speaker.say(world.agent.ends(num_calls=1))
+    await world.journal.publish(world.agent.ends(num_calls=1))
     ready = await world.found(SamplesReady)
     assert (ready.status, ready.reward, ready.samples) == (EpisodeStatus.COMPLETED, 1.0, ())
     assert (ready.num_sampled, ready.num_undelivered) == (6, 6)
@@ -284,7 +284,7 @@ async def test_a_model_that_cannot_be_used_stops_the_run_and_not_the_service(wor
     async with asyncio.timeout(10):
         while (record := await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN))) is None:
             await asyncio.sleep(0.01)
-    stop = await world.speaker.open(record)
+    stop = await world.journal.open(record)
     assert isinstance(stop, RunStopRequested)
     assert stop.reason.startswith("trajectory-manager: ") and "no tokenizer.json" in stop.reason
     await world.lease(None)
@@ -303,7 +303,7 @@ async def test_a_replay_finds_what_was_said_otherwise(world: World):
     running = await world.start_manager()
     await world.turn([user("q")], "seven")
     await running.stop()
-    events = [(record.subject, await world.speaker.open(record)) async for record in world.bus.read(journal(RUN))]
+    events = [(record.subject, await world.journal.open(record)) async for record in world.bus.read(journal_stream(RUN))]
     tampered = [
         (subject, event.model_copy(update={"finish_reason": "length"}) if isinstance(event, CallAnswered) else event)
         for subject, event in events

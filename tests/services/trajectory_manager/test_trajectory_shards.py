@@ -23,9 +23,9 @@ async def folded(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     shards: list[str] = []
     fold = membership.fold_shard
 
-    async def noted(bus, speaker, run, shard, manager):
+    async def noted(bus, journal, run, shard, manager):
         shards.append(shard)
-        return await fold(bus, speaker, run, shard, manager)
+        return await fold(bus, journal, run, shard, manager)
 
     monkeypatch.setattr(membership, "fold_shard", noted)
     known = {"shard-0", "env-env", "gen-rollout-0", "scheduler", "trainer"}
@@ -72,9 +72,9 @@ async def test_the_trees_of_a_shard_that_is_left_go_with_it(world: World, monkey
     managers: list[Manager] = []
     fold = membership.fold_shard
 
-    async def noted(bus, speaker, run, shard, manager):
+    async def noted(bus, journal, run, shard, manager):
         managers.append(manager)
-        return await fold(bus, speaker, run, shard, manager)
+        return await fold(bus, journal, run, shard, manager)
 
     monkeypatch.setattr(membership, "fold_shard", noted)
     running = await world.start_manager()

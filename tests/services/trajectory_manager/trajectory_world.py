@@ -26,9 +26,9 @@ from seamlessflow.contracts import (
     Service,
 )
 from seamlessflow.contracts.routes import LEASES_BUCKET
-from seamlessflow.contracts.streams import journal, queue_stream, run_consumers, run_streams
+from seamlessflow.contracts.streams import journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
-from seamlessflow.runtime import Speaker, make_context
+from seamlessflow.runtime import Journal, make_context
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_trajectory_manager.service import TrajectoryManager
@@ -91,7 +91,7 @@ class World:
         self.server = MemoryServer()
         self.bus: AnyBus = bus or MemoryBus(self.server)
         self.store = Store(f"file://{folder}/store")
-        self.speaker = Speaker(self.bus, self.store)
+        self.journal = Journal(self.bus, self.store)
         self.agent, self.engine = Agent(), Engine()
         self.script: list[str] = []
         self.hints: list[CallAnswered] = []
@@ -105,7 +105,7 @@ class World:
             await self.bus.ensure_stream(stream)
         for consumer in run_consumers(RUN, envs=["env"], shards=1, tags=["rollout"], buckets=1):
             await self.bus.ensure_consumer(replace(consumer, ack_wait_seconds=ack_wait_seconds))
-        await self.speaker.say(RunStarted(run=RUN, document=DOCUMENT))
+        await self.journal.publish(RunStarted(run=RUN, document=DOCUMENT))
 
     def publish_model(self) -> None:
         publish_folder(self.store, model_path(RUN), model_files(), {})
@@ -131,7 +131,9 @@ class World:
             request = decode(delivery.subject, await self.store.attach(delivery.payload, dict(delivery.headers)))
             assert isinstance(request, GenerationRequested)
             if self.script:
-                await self.speaker.say_all(joined(self.engine.generates(request, self.script.pop(0) + "<|im_end|>", cuts=[3])))
+                await self.journal.publish_all(
+                    joined(self.engine.generates(request, self.script.pop(0) + "<|im_end|>", cuts=[3]))
+                )
             await delivery.ack()
 
         queue = queue_stream(Service.ROLLOUT_WORKER, RUN)
@@ -151,7 +153,7 @@ class World:
 
         await self.bus.on_hint(inbox, on_hint)
         event = self.agent.asks(messages, reply=inbox, **fields)
-        await self.speaker.say(event)
+        await self.journal.publish(event)
         return event
 
     async def answer(self, call: str) -> CallAnswered:
@@ -166,13 +168,13 @@ class World:
     async def generate(self, request: GenerationRequested, said: str, *, upto: int | None = None) -> None:
         """Say the first ``upto`` events of a generation."""
         for event in self.engine.generates(request, ids_of(said), cuts=[2])[:upto]:
-            await self.speaker.say(event)
+            await self.journal.publish(event)
 
     async def events(self, kind: type[E], **fields: object) -> list[E]:
         found = []
-        async for record in self.bus.read(journal(RUN)):
+        async for record in self.bus.read(journal_stream(RUN)):
             with suppress(MalformedMessage):
-                event = await self.speaker.open(record)
+                event = await self.journal.open(record)
                 if isinstance(event, kind) and all(getattr(event, name) == value for name, value in fields.items()):
                     found.append(event)
         return found

@@ -21,7 +21,7 @@ import structlog
 from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStarted, EpisodeStatus
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow_agent_runner.gateway.sessions import Session, Sessions
 from seamlessflow_agent_runner.processes.forkserver_client import NotStarted
 
@@ -46,7 +46,7 @@ LOST = Verdict(EpisodeStatus.RUNNER_LOST, "an earlier agent-runner died while it
 class Surroundings:
     """What all episodes of a runner share."""
 
-    speaker: Speaker
+    journal: Journal
     sessions: Sessions
     runner: str
     """This process's instance name."""
@@ -96,11 +96,11 @@ class Episode(ABC):
         """From start to EpisodeEnded said. False: it was not begun, and somebody else may. Raises Unavailable."""
         began = time.monotonic()
         opened = self.opened
-        said = await self._around.speaker.say(
+        said = await self._around.journal.publish(
             EpisodeStarted(run=opened.run, episode=opened.episode, runner=self._around.runner)
         )
         if said is None:
-            await self._say(ended(opened, LOST))
+            await self._publish(ended(opened, LOST))
             return True
         pinning = self._attempt.pinning
         session = self._around.sessions.open(opened, self._attempt.model, None if pinning is None else Pin(pinning))
@@ -110,7 +110,7 @@ class Episode(ABC):
             undelivered = self._around.sessions.close(session)
         seconds = time.monotonic() - began
         sampled_tokens = session.sampled_tokens
-        await self._say(ended(opened, verdict, reward, len(session.calls), undelivered, seconds, sampled_tokens))
+        await self._publish(ended(opened, verdict, reward, len(session.calls), undelivered, seconds, sampled_tokens))
         log.info(
             "episode.ended", run=opened.run, episode=opened.episode, status=verdict.status.value, reward=reward,
             reason=verdict.reason[:500], num_calls=len(session.calls), wall_seconds=round(seconds, 3),
@@ -147,12 +147,12 @@ class Episode(ABC):
                 self.end = await self._stored_end()
         self.stop()
 
-    async def _say(self, event: EpisodeEnded) -> None:
+    async def _publish(self, event: EpisodeEnded) -> None:
         """Unless somebody did before: it may be said once. Nobody else knows a reward, so it is kept for as long as the
         journal is away, unless the runner leaves."""
         while self.end is None:
             try:
-                stored = await self._around.speaker.say(event)
+                stored = await self._around.journal.publish(event)
                 is_new = stored is not None and not stored.duplicate  # whoever says it, it has the same id
                 self.end = event if is_new else await self._stored_end() or event
             except Unavailable as wrong:
@@ -163,7 +163,7 @@ class Episode(ABC):
         self.has_our_end = self.end == event
 
     async def _stored_end(self) -> EpisodeEnded | None:
-        return await self._around.speaker.first(EpisodeEnded, self.opened.run, episode=self.opened.episode)
+        return await self._around.journal.first(EpisodeEnded, self.opened.run, episode=self.opened.episode)
 
 
 def ended(

@@ -133,7 +133,7 @@ class Running:
             agent = self._config.agent(opened.env)
             if agent is None:
                 verdict = Verdict(EpisodeStatus.NOT_STARTED, f"the run has no agent for environment tag {opened.env!r}")
-                await self._around.speaker.say(ended(opened, verdict))
+                await self._around.journal.publish(ended(opened, verdict))
                 return True
             attempt = Attempt(opened, agent, self._judges[opened.env], self._config.model.name, self._pinning)
             if agent.external and outlet is not None and await self._is_over(opened):
@@ -150,10 +150,10 @@ class Running:
 
         Raises InDoubt.
         """
-        speaker = self._around.speaker
-        if await speaker.first(EpisodeEnded, opened.run, episode=opened.episode) is not None:
+        journal = self._around.journal
+        if await journal.first(EpisodeEnded, opened.run, episode=opened.episode) is not None:
             return True
-        started = await speaker.first(EpisodeStarted, opened.run, episode=opened.episode)
+        started = await journal.first(EpisodeStarted, opened.run, episode=opened.episode)
         if started is None or opened.episode in self._tried:
             return False
         now = time.monotonic()
@@ -161,7 +161,7 @@ class Running:
         if opened.episode not in self._doubted:
             self._doubted[opened.episode] = now
             raise InDoubt
-        await speaker.say(ended(opened, LOST))
+        await journal.publish(ended(opened, LOST))
         del self._doubted[opened.episode]
         return True
 
@@ -196,7 +196,7 @@ class Running:
     async def _run(self, episode: Episode, afterwards: Callable[[], None]) -> bool:
         opened = episode.opened
         try:
-            is_over = await self._around.speaker.first(EpisodeEnded, opened.run, episode=opened.episode) is not None
+            is_over = await self._around.journal.first(EpisodeEnded, opened.run, episode=opened.episode) is not None
             is_done = is_over or await episode.run()
             self._tried.discard(opened.episode)
             return is_done

@@ -23,7 +23,7 @@ import structlog
 from seamlessflow.contracts import CallRequested, WeightsLoaded, WeightsPublished
 from seamlessflow.contracts.tags import slot_tag
 from seamlessflow.errors import Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 
 log = structlog.get_logger()
 
@@ -37,9 +37,9 @@ UNSAID_SECONDS = 60.0
 class Pinning:
     """One run's. ``on_change`` is told which versions live episodes keep, whenever that changes; oldest first."""
 
-    def __init__(self, speaker: Speaker, run: str, version_slots: int, on_change: Callable[[tuple[int, ...]], None]) -> None:
+    def __init__(self, journal: Journal, run: str, version_slots: int, on_change: Callable[[tuple[int, ...]], None]) -> None:
         self.version_slots = version_slots
-        self._speaker, self._run, self._on_change = speaker, run, on_change
+        self._journal, self._run, self._on_change = journal, run, on_change
         self._kept: Counter[int] = Counter()
         self._turn = asyncio.Lock()
         self._newest: int | None = None
@@ -61,13 +61,13 @@ class Pinning:
 
     async def _published(self) -> int | None:
         with suppress(Unavailable):
-            published = await self._speaker.last(WeightsPublished, self._run)
+            published = await self._journal.last(WeightsPublished, self._run)
             return None if published is None else published.weights_version
         return None
 
     async def _look(self) -> None:
         try:
-            loaded = await self._speaker.last(WeightsLoaded, self._run)
+            loaded = await self._journal.last(WeightsLoaded, self._run)
         except Unavailable as wrong:
             log.warning("episode.version_unknown", run=self._run, reason=str(wrong))
             await asyncio.sleep(RETRY_SECONDS)  # whoever else asks waits as well

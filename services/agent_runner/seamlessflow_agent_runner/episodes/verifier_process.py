@@ -76,18 +76,18 @@ def main(descriptor: int, parent: int, reward: str, dataset: str) -> None:
     os.set_inheritable(descriptor, False)
     lines = link.makefile("rw", encoding="utf-8", newline="\n")
 
-    def say(said: dict[str, Any]) -> None:
+    def send(said: dict[str, Any]) -> None:
         lines.write(json.dumps(said) + "\n")
         lines.flush()
 
     try:
         verifier = load_verifier(reward, dataset)
     except NotStartable as wrong:
-        return say({"wrong": str(wrong)[:4000]})
-    say({"ready": True})
+        return send({"wrong": str(wrong)[:4000]})
+    send({"ready": True})
     for line in lines:
         asked = json.loads(line)
-        say(judged(verifier, asked["answer"], asked["task"]))
+        send(judged(verifier, asked["answer"], asked["task"]))
     return None
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import EpisodeEnded, RunEnded, TaskSubmitted
 from seamlessflow.errors import BadInput, SeamlessFlowError
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request
 
 from .episode_queue import Asking, Outlet
@@ -91,7 +91,7 @@ def why_none(serving: Serving, env: str, task: str | None, num_open: int) -> str
 # Tasks that agents elsewhere bring with them: each becomes a TaskSubmitted.
 
 
-async def say_task(speaker: Speaker, ask: Ask, run: str, env: str, task: str, deadline: float) -> None:
+async def publish_task(journal: Journal, ask: Ask, run: str, env: str, task: str, deadline: float) -> None:
     """Publish what is asked for as ``task``; again under the same name changes nothing. ``deadline``: of the monotonic clock.
 
     Raises ApiError 400, and NoEpisode when the journal does not answer in time.
@@ -99,7 +99,7 @@ async def say_task(speaker: Speaker, ask: Ask, run: str, env: str, task: str, de
     try:
         said = TaskSubmitted(run=run, task=task, env=env, prompt=ask.prompt or "", data=dict(ask.data or {}))
         async with asyncio.timeout(max(1.0, deadline - time.monotonic())):
-            await speaker.say(said)
+            await journal.publish(said)
     except ValidationError as wrong:
         raise bad_request("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in wrong.errors()), "task") from wrong
     except BadInput as wrong:
@@ -132,8 +132,8 @@ class Past:
 class EpisodeDesk:
     """One for a gateway. The membership in a run tells it what there is."""
 
-    def __init__(self, speaker: Speaker) -> None:
-        self._speaker = speaker
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.serving: Serving | None = None
         self.is_closing = False
         """The gateway stops: nobody is to wait here any more."""
@@ -178,7 +178,7 @@ class EpisodeDesk:
                 if task is None:
                     await self._place(serving, env, deadline, is_there)
                 task = task or f"x-{secrets.token_hex(8)}"
-                await say_task(self._speaker, ask, serving.run, env, task, deadline)
+                await publish_task(self._journal, ask, serving.run, env, task, deadline)
                 is_said = True
             outlet, asking = serving.outlets[env], Asking(task, is_there=is_there)
             outlet.ask(asking)
@@ -240,7 +240,7 @@ class EpisodeDesk:
         found = None
         with suppress(SeamlessFlowError, TimeoutError):
             async with asyncio.timeout(RUN_OVER_SECONDS):
-                found = await self._speaker.first(RunEnded, run)
+                found = await self._journal.first(RunEnded, run)
         if found is not None:
             raise ApiError(410, f"run {run} is over: {found.reason}", code="run_over")
 

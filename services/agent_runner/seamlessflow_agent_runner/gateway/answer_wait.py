@@ -19,10 +19,10 @@ import structlog
 from seamlessflow.bus.base import Bus
 from seamlessflow.codec import decode
 from seamlessflow.contracts import AnswerDelta, CallAnswered, CallRequested
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 
 # The text of an answer while it is sampled, put together from hints that may be lost, late or double.
 #
@@ -107,8 +107,8 @@ class Waiter:
 class Answers:
     """All that this process waits for. ``inbox`` is where it is hinted to."""
 
-    def __init__(self, bus: Bus, speaker: Speaker) -> None:
-        self._bus, self._speaker = bus, speaker
+    def __init__(self, bus: Bus, journal: Journal) -> None:
+        self._bus, self._journal = bus, journal
         self.inbox = bus.inbox()
         self._waiters: dict[str, Waiter] = {}
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
@@ -155,7 +155,7 @@ class Answers:
             newest = await self._newest.answer(event.run)
             if newest <= looked_until:
                 return None, looked_until
-            found = await self._speaker.first(CallAnswered, event.run, episode=event.episode, call=event.call)
+            found = await self._journal.first(CallAnswered, event.run, episode=event.episode, call=event.call)
             return found, newest
         except SeamlessFlowError as wrong:
             log.warning("answer.unreadable", call=event.call, episode=event.episode, reason=str(wrong))
@@ -190,7 +190,7 @@ class Newest:
             read_at, seq = self._known.get(run, (-_FRESH_SECONDS, 0))
             now = time.monotonic()
             if now - read_at >= _FRESH_SECONDS:
-                record = await self._bus.last(journal(run), subject_filter(CallAnswered, run=run))
+                record = await self._bus.last(journal_stream(run), subject_filter(CallAnswered, run=run))
                 seq = 0 if record is None else record.seq
                 self._known = {run: (now, seq)}
             return seq

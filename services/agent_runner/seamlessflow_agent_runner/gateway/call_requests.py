@@ -17,7 +17,7 @@ import structlog
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import CallAbandoned, CallAnswered, CallRequested
 from seamlessflow.errors import Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 
 from .answer_wait import Answers
 from .dialects.base import Asked
@@ -38,9 +38,9 @@ _SEED_BITS = 53
 class CallDesk:
     """Makes calls of requests."""
 
-    def __init__(self, bus: Bus, speaker: Speaker) -> None:
-        self._speaker = speaker
-        self._answers = Answers(bus, speaker)
+    def __init__(self, bus: Bus, journal: Journal) -> None:
+        self._journal = journal
+        self._answers = Answers(bus, journal)
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -82,7 +82,7 @@ class CallDesk:
     async def _say_abandoned(self, session: Session, call: Call) -> None:
         opened = session.opened
         log.info("call.abandoned", call=call.id, episode=opened.episode, waited_seconds=ABANDON_SECONDS)
-        await self._say(CallAbandoned(run=opened.run, episode=opened.episode, call=call.id, shard=opened.shard))
+        await self._publish(CallAbandoned(run=opened.run, episode=opened.episode, call=call.id, shard=opened.shard))
 
     def _requested(self, session: Session, asked: Asked, *, number: int) -> CallRequested:
         opened = session.opened
@@ -117,7 +117,7 @@ class CallDesk:
         try:
             if session.pin is not None:
                 event = await session.pin.on(event)
-            asked_at = await self._say(event)
+            asked_at = await self._publish(event)
             call.was_said = True
             # Only now: a concurrent call that left them out could otherwise come before this one in the journal.
             session.seen.update(event.unseen)
@@ -130,11 +130,11 @@ class CallDesk:
         session.sampled_tokens += 0 if answer.usage is None else answer.usage.completion_tokens
         return answer
 
-    async def _say(self, event: CallRequested | CallAbandoned) -> int:
+    async def _publish(self, event: CallRequested | CallAbandoned) -> int:
         """Its sequence in the journal; what answers it has a higher one."""
         while True:
             try:
-                stored = await self._speaker.say(event)
+                stored = await self._journal.publish(event)
                 return 0 if stored is None else stored.seq
             except Unavailable as wrong:
                 log.warning("call.delayed", call=event.call, episode=event.episode, reason=str(wrong))

@@ -119,7 +119,7 @@ class Zygote:
         except OSError as wrong:
             for descriptor in fds:
                 os.close(descriptor)
-            self._say({"refused": asked["start"], "reason": f"cannot fork: {wrong.strerror}"})
+            self._send({"refused": asked["start"], "reason": f"cannot fork: {wrong.strerror}"})
             return
         if pid == 0:
             self._be_child(asked, fds, me)
@@ -129,7 +129,7 @@ class Zygote:
         self._markers[pid] = f"{TASK_VARIABLE}={asked['env'].get(TASK_VARIABLE, '')}".encode()
         self._pidfds[pid] = os.pidfd_open(pid)
         self._poll.register(self._pidfds[pid], select.POLLIN)
-        self._say({"started": asked["start"], "pid": pid})
+        self._send({"started": asked["start"], "pid": pid})
 
     def _be_child(self, asked: dict[str, Any], fds: list[int], parent: int) -> None:
         """Never returns."""
@@ -170,7 +170,7 @@ class Zygote:
             os.close(descriptor)
             name = self._ids.pop(pid)
             del self._pids[name], self._markers[pid]
-            self._say({"exited": name, "code": os.waitstatus_to_exitcode(status)})
+            self._send({"exited": name, "code": os.waitstatus_to_exitcode(status)})
 
     def _end_strays(self) -> None:
         """Kill adopted orphans whose episode is over, daemons in sessions of their own included."""
@@ -189,7 +189,7 @@ class Zygote:
                 process_tree.end_process(pid)
             os.waitpid(-1, 0)  # its own children are now ours: look again
 
-    def _say(self, said: dict[str, Any]) -> None:
+    def _send(self, said: dict[str, Any]) -> None:
         try:
             self._link.send(json.dumps(said).encode())
         except OSError:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import CallAbandoned, EpisodeEnded, GenerationRequested
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 
 FRESH_SECONDS = 0.25
 """For how long what one look at all abandoned calls saw is good for everybody."""
@@ -34,8 +34,8 @@ class Interest:
 class Interests:
     """Looks at one run's journal."""
 
-    def __init__(self, bus: Bus, speaker: Speaker) -> None:
-        self._bus, self._speaker = bus, speaker
+    def __init__(self, bus: Bus, journal: Journal) -> None:
+        self._bus, self._journal = bus, journal
         self._turn = asyncio.Lock()
         self._looked_at = -FRESH_SECONDS
         self._newest: int | None = None
@@ -62,11 +62,11 @@ class Interests:
 
     async def has_ended(self, run: str, shard: int, episode: str) -> bool:
         """Whether an episode has ended. Raises Unavailable."""
-        return await self._speaker.first(EpisodeEnded, run, shard=shard, episode=episode) is not None
+        return await self._journal.first(EpisodeEnded, run, shard=shard, episode=episode) is not None
 
     async def _abandoned(self, request: GenerationRequested) -> bool:
         call = {"episode": request.episode, "call": request.generation}
-        return await self._speaker.first(CallAbandoned, request.run, **call) is not None
+        return await self._journal.first(CallAbandoned, request.run, **call) is not None
 
     async def _newest_abandoned(self, run: str) -> int:
         if self._newest is not None and (self._is_fresh or self._turn.locked()):  # the usual case: no look at all of them
@@ -74,7 +74,7 @@ class Interests:
         async with self._turn:
             if self._newest is None or not self._is_fresh:
                 looked_at = time.monotonic()
-                record = await self._bus.last(journal(run), subject_filter(CallAbandoned, run=run))
+                record = await self._bus.last(journal_stream(run), subject_filter(CallAbandoned, run=run))
                 self._looked_at, self._newest = looked_at, 0 if record is None else record.seq
             return self._newest
 

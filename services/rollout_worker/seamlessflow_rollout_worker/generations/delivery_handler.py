@@ -21,10 +21,10 @@ import structlog
 
 from seamlessflow.bus.base import Bus, Delivery
 from seamlessflow.contracts import CallRequested, GenerationEnded, GenerationFinish, GenerationRequested, Int32s, SegmentSampled
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, MalformedMessage, SequenceMismatch, Unavailable
-from seamlessflow.runtime import Inbox, Speaker, keep_alive
+from seamlessflow.runtime import EventHandlers, Journal, keep_alive
 from seamlessflow.runtime.event_handlers import MAX_ATTEMPTS, RETRY_SECONDS
 from seamlessflow_rollout_worker.engines.base import Engine, EngineError
 from seamlessflow_rollout_worker.weights.pinned_versions import Keeping, Place
@@ -44,22 +44,22 @@ NONCE = "refused"
 """The same for whoever says it: a generation is refused once."""
 
 
-async def end_refused(bus: Bus, speaker: Speaker, inbox: Inbox, delivery: Delivery) -> None:
+async def end_refused(bus: Bus, journal: Journal, handlers: EventHandlers, delivery: Delivery) -> None:
     """Say GenerationEnded with REFUSED for a delivery, which may be unreadable; nothing if its end is stored.
 
     Raises SequenceMismatch when somebody claimed it meanwhile.
     """
     _, run, _, _, _, episode, generation = delivery.subject.split(".")
-    shard = await _shard_of(bus, inbox, delivery)
+    shard = await _shard_of(bus, handlers, delivery)
     if shard is None:
         return  # nobody asked for it
     subject = subject_filter(SegmentSampled, run=run, shard=shard, episode=episode, generation=generation)
     last_seq = 0
     lengths: dict[int, int] = {}  # of segments, by their start
-    async for record in bus.read(journal(run), filters=(subject,)):
+    async for record in bus.read(journal_stream(run), filters=(subject,)):
         last_seq = record.seq
         try:
-            event = await speaker.open(record)
+            event = await journal.open(record)
         except BadInput:
             continue  # perhaps the reason why it is refused
         if isinstance(event, GenerationEnded) or (isinstance(event, SegmentSampled) and event.finish is not None):
@@ -75,19 +75,19 @@ async def end_refused(bus: Bus, speaker: Speaker, inbox: Inbox, delivery: Delive
         finish=GenerationFinish.REFUSED,
         num_tokens=sum(lengths.values()),
     )
-    await speaker.append(end, last_seq)
+    await journal.append(end, last_seq)
 
 
-async def _shard_of(bus: Bus, inbox: Inbox, delivery: Delivery) -> int | None:
+async def _shard_of(bus: Bus, handlers: EventHandlers, delivery: Delivery) -> int | None:
     """From the request, or where that is unreadable from the subject of its call. None: there is no such call."""
     try:
-        request = await inbox.open(delivery)
+        request = await handlers.open(delivery)
     except BadInput:
         request = None
     if isinstance(request, GenerationRequested):
         return request.shard
     _, run, _, _, _, episode, generation = delivery.subject.split(".")
-    asked = await bus.first(journal(run), subject_filter(CallRequested, run=run, episode=episode, call=generation))
+    asked = await bus.first(journal_stream(run), subject_filter(CallRequested, run=run, episode=episode, call=generation))
     return None if asked is None else int(asked.subject.split(".")[3])
 
 
@@ -118,8 +118,8 @@ class Sampler:
         self,
         engine: Engine,
         bus: Bus,
-        speaker: Speaker,
-        inbox: Inbox,
+        journal: Journal,
+        handlers: EventHandlers,
         texts: Texts,
         *,
         worker: str,
@@ -133,10 +133,10 @@ class Sampler:
     ) -> None:
         self.activity = Activity(asyncio.get_running_loop().time)
         self._failures: dict[str, int] = {}
-        self._engine, self._bus, self._speaker, self._inbox = engine, bus, speaker, inbox
+        self._engine, self._bus, self._journal, self._handlers = engine, bus, journal, handlers
         self._worker, self._pace = worker, pace
         self._on_engine_death, self._on_weights_wanted, self._keeping = on_engine_death, on_weights_wanted, keeping
-        self._prompts, self._texts, self._interests = Prompts(bus, speaker), texts, Interests(bus, speaker)
+        self._prompts, self._texts, self._interests = Prompts(bus, journal), texts, Interests(bus, journal)
         self._attempts: set[Attempt] = set()
         self._handling: set[asyncio.Task[None]] = set()
         self._contexts, self._owned, self._has_choice = contexts or Contexts(engine.num_slots), owned, has_choice
@@ -209,7 +209,7 @@ class Sampler:
 
     async def _handle(self, delivery: Delivery) -> None:
         try:
-            request = await self._inbox.open(delivery)
+            request = await self._handlers.open(delivery)
             if not isinstance(request, GenerationRequested):
                 raise MalformedMessage(f"{delivery.subject}: expected a GenerationRequested, got {type(request).__name__}")
             verdict = await self._judge(request, is_first=delivery.num_delivered == 1)
@@ -239,14 +239,14 @@ class Sampler:
 
     async def _claim(self, request: GenerationRequested, prompt: Int32s, interest: Interest, *, is_first: bool) -> Verdict:
         """Decide and carry out, again where a claim was refused. An abandoned one needs no prompt."""
-        history = History() if is_first else await read_history(self._bus, self._speaker, request)
+        history = History() if is_first else await read_history(self._bus, self._journal, request)
         for _ in range(MAX_CLAIMS):
             if not self._accepting:
                 return Verdict.BACK
             try:
                 return await self._attempt(request, prompt, history, interest)
             except ClaimRefused:
-                history = await read_history(self._bus, self._speaker, request)
+                history = await read_history(self._bus, self._journal, request)
         return Verdict.LATER
 
     async def _attempt(self, request: GenerationRequested, prompt: Int32s, history: History, interest: Interest) -> Verdict:
@@ -276,7 +276,7 @@ class Sampler:
             history,
             prompt,
             self._engine,
-            self._speaker,
+            self._journal,
             self.activity,
             worker=self._worker,
             pace=STREAMED if request.stream else self._pace,
@@ -323,11 +323,11 @@ class Sampler:
     async def _bury(self, delivery: Delivery, reason: str) -> None:
         """The end first, so that nobody waits: killed in between, the delivery comes again."""
         try:
-            await end_refused(self._bus, self._speaker, self._inbox, delivery)
+            await end_refused(self._bus, self._journal, self._handlers, delivery)
         except SequenceMismatch:
             log.info("generation.lost", subject=delivery.subject, reason="another worker claimed it later")
             return  # theirs; should they fail as well it comes again
-        await self._inbox.bury(delivery, reason)
+        await self._handlers.dead_letter(delivery, reason)
 
 
 async def _end(delivery: Delivery, verdict: Verdict) -> None:

@@ -24,7 +24,7 @@ import structlog
 
 from seamlessflow.contracts import GenerationFinish, GenerationRequested, Int32s
 from seamlessflow.errors import SequenceMismatch
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow_rollout_worker.engines.base import Chunk, Engine, EngineError, Finish, SamplingParams
 
 from .abandonment import Interest
@@ -67,7 +67,7 @@ class Attempt:
         history: History,
         prompt: Int32s,
         engine: Engine,
-        speaker: Speaker,
+        journal: Journal,
         activity: Activity,
         *,
         worker: str,
@@ -84,7 +84,7 @@ class Attempt:
         self.ids = prompt + history.token_ids
         self.num_said = 0
         """Tokens this attempt stored."""
-        self._engine, self._speaker, self._activity = engine, speaker, activity
+        self._engine, self._journal, self._activity = engine, journal, activity
         self._history, self._worker, self._pace, self._stopping = history, worker, pace, stopping
         self._weights_version, self._bucket, self._on_engine_death = weights_version, bucket, on_engine_death
         self._nonce = secrets.token_hex(6)
@@ -111,7 +111,7 @@ class Attempt:
     async def carry_out(self, decision: EndNow | Continue) -> Verdict:
         """Raises ClaimRefused; Unavailable when the journal is gone; BadInput for what the engine refuses."""
         writer = self._writer = SegmentWriter(
-            self._speaker,
+            self._journal,
             self.request,
             self._history,
             worker=self._worker,

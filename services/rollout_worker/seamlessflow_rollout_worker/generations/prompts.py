@@ -6,22 +6,22 @@ from collections import OrderedDict
 
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import GenerationClaimed, GenerationEnded, GenerationRequested, Int32s, SegmentSampled
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 
 from .generation_state import History
 
 
-async def read_history(bus: Bus, speaker: Speaker, request: GenerationRequested) -> History:
+async def read_history(bus: Bus, journal: Journal, request: GenerationRequested) -> History:
     """Fold claim, segments and end of a generation. Raises Unavailable when the journal is away."""
     subject = subject_filter(
         SegmentSampled, run=request.run, shard=request.shard, episode=request.episode, generation=request.generation
     )
     history = History()
-    async for record in bus.read(journal(request.run), filters=(subject,)):
-        event = await speaker.open(record)
+    async for record in bus.read(journal_stream(request.run), filters=(subject,)):
+        event = await journal.open(record)
         if isinstance(event, GenerationClaimed | SegmentSampled | GenerationEnded):
             history = history.after(event, record.seq)
     return history
@@ -70,9 +70,9 @@ class TokenCache:
 class Prompts:
     """Prompts of generations, whoever sampled their parents."""
 
-    def __init__(self, bus: Bus, speaker: Speaker, cache: TokenCache | None = None) -> None:
+    def __init__(self, bus: Bus, journal: Journal, cache: TokenCache | None = None) -> None:
         self._bus = bus
-        self._speaker = speaker
+        self._journal = journal
         self._cache = TokenCache() if cache is None else cache
 
     async def prompt_of(self, request: GenerationRequested) -> Int32s:
@@ -87,7 +87,7 @@ class Prompts:
         prompt = known + oldest.suffix
         while chain:
             child = chain.pop()
-            whole = prompt + (await read_history(self._bus, self._speaker, oldest)).token_ids
+            whole = prompt + (await read_history(self._bus, self._journal, oldest)).token_ids
             _check_length(child, whole)
             self.remember(oldest, whole)
             prompt, oldest = whole + child.suffix, child
@@ -105,7 +105,7 @@ class Prompts:
         return ids if ids is not None and len(ids) == request.parent_tokens else None
 
     async def _parent_of(self, request: GenerationRequested) -> GenerationRequested:
-        found = await self._speaker.first(GenerationRequested, request.run, episode=request.episode, generation=request.parent)
+        found = await self._journal.first(GenerationRequested, request.run, episode=request.episode, generation=request.parent)
         if found is None:
             raise Unavailable(
                 f"generation {request.generation} of episode {request.episode} continues {request.parent}, "

@@ -20,7 +20,7 @@ from seamlessflow.contracts import (
     GenerationRequested,
     SegmentSampled,
 )
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow_rollout_worker.engines.base import Chunk
 
 from .generation_state import History, Pace, Stretch, Unsaid, segment_of
@@ -100,7 +100,7 @@ class SegmentWriter:
 
     def __init__(
         self,
-        speaker: Speaker,
+        journal: Journal,
         request: GenerationRequested,
         history: History,
         *,
@@ -112,7 +112,7 @@ class SegmentWriter:
     ) -> None:
         self.num_said = 0
         """Tokens stored under this claim."""
-        self._speaker = speaker
+        self._journal = journal
         self._chain = Chain(request, history, worker=worker, nonce=nonce, bucket=bucket)
         self._unsaid = Unsaid(len(history.token_ids), pace)
         self._on_failure = on_failure
@@ -214,7 +214,7 @@ class SegmentWriter:
         self._is_end_said = end is not None
 
     async def _append(self, event: Event) -> None:
-        self._chain.stored(await self._speaker.append(event, self._chain.last_seq))
+        self._chain.stored(await self._journal.append(event, self._chain.last_seq))
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

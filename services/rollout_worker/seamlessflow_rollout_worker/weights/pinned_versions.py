@@ -21,7 +21,7 @@ import structlog
 from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import GenerationRequested, Lease, WeightsHead, WeightsPublished
 from seamlessflow.contracts.tags import slot_of
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow.telemetry import count
 from seamlessflow.weights.reader_leases import Reader
 from seamlessflow_rollout_worker.engines.two_version_engine import TwoVersions
@@ -53,7 +53,7 @@ class Keeping:
         self,
         engine: TwoVersions,
         bus: Bus,
-        speaker: Speaker,
+        journal: Journal,
         versions: LocalVersions,
         follower: WeightsFollower,
         *,
@@ -63,7 +63,7 @@ class Keeping:
         deadlines: Mapping[Step, float],
         on_change: Callable[[], None],
     ) -> None:
-        self._engine, self._speaker, self._versions, self._follower = engine, speaker, versions, follower
+        self._engine, self._journal, self._versions, self._follower = engine, journal, versions, follower
         self._reader = Reader(bus, run, worker)
         self._run, self._version_slots, self._deadlines, self._on_change = run, version_slots, deadlines, on_change
         self._let_go: frozenset[int] = frozenset()
@@ -154,7 +154,7 @@ class Keeping:
 
     async def _fetch(self, version: int) -> Fetched:
         """Raises what ``LocalVersions.fetch`` does, and FileNotFoundError where another version was taken in its place."""
-        published = await self._speaker.first(WeightsPublished, self._run, weights_version=version)
+        published = await self._journal.first(WeightsPublished, self._run, weights_version=version)
         if published is None:
             raise FileNotFoundError(f"the journal does not say where weights version {version} is")
         head = WeightsHead(weights_version=version, step=published.step, path=published.path, epoch=0)

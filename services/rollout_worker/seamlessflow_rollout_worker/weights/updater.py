@@ -23,7 +23,7 @@ from seamlessflow.bus.base import Bus
 from seamlessflow.contracts import WeightsLoaded
 from seamlessflow.contracts.routes import HINT_WEIGHTS
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow_rollout_worker.engines.base import Engine, EngineError
 
 from .local_versions import Fetched, LocalVersions
@@ -37,8 +37,8 @@ THAW_FETCH_SECONDS = 60.0
 """How long a node that got its device back waits for the newest weights before it goes on with those it has."""
 
 
-async def say_loaded(
-    speaker: Speaker, run: str, worker: str, fetched: Fetched, *, node: str, pause_seconds: float, num_frozen: int
+async def publish_loaded(
+    journal: Journal, run: str, worker: str, fetched: Fetched, *, node: str, pause_seconds: float, num_frozen: int
 ) -> None:
     """Log and say WeightsLoaded. A journal that is away costs the event, not the sampling."""
     facts = {
@@ -49,7 +49,7 @@ async def say_loaded(
     }
     log.info("weights.loaded", run=run, **facts)
     try:
-        await speaker.say(WeightsLoaded.model_validate({"run": run, "worker": worker, "node": node, **facts}))
+        await journal.publish(WeightsLoaded.model_validate({"run": run, "worker": worker, "node": node, **facts}))
     except SeamlessFlowError as wrong:
         log.warning("weights.load_not_said", run=run, weights_version=fetched.weights_version, reason=str(wrong))
 
@@ -66,7 +66,7 @@ class WeightsFollower:
         self,
         engine: Engine,
         bus: Bus,
-        speaker: Speaker,
+        journal: Journal,
         versions: LocalVersions,
         *,
         run: str,
@@ -78,7 +78,7 @@ class WeightsFollower:
         deadlines: Mapping[Step, float] = DEADLINE_SECONDS,
         pauses: bool = True,
     ) -> None:
-        self._engine, self._bus, self._speaker = engine, bus, speaker
+        self._engine, self._bus, self._journal = engine, bus, journal
         self._reader = VersionReader(bus, versions, run, worker)
         self._run, self._worker, self._node, self._num_held = run, worker, node, num_held
         self._deadlines, self._on_thaw, self._fetched = deadlines, on_thaw, fetched
@@ -244,8 +244,8 @@ class WeightsFollower:
         )
 
     async def _say_loaded(self, ready: Fetched, pause_seconds: float, num_held: int) -> None:
-        await say_loaded(
-            self._speaker,
+        await publish_loaded(
+            self._journal,
             self._run,
             self._worker,
             ready,

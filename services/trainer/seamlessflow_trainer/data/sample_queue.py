@@ -109,7 +109,7 @@ class Intake:
         self.held.hold(UNREAD, delivery)
         self._unplaced.add(delivery.seq)
         try:
-            event = await self._context.inbox.open(delivery)
+            event = await self._context.handlers.open(delivery)
             if isinstance(event, SamplesReady):
                 check_samples(event, group_size=self._group_size, vocab_size=self._vocab_size)
         except BadInput as wrong:
@@ -131,7 +131,7 @@ class Intake:
         if group is not None and self.book.is_incomplete(group):
             await self.drop([group], DropReason.FAILED)
             self.news.set()
-        await self._context.inbox.bury(delivery, reason)
+        await self._context.handlers.dead_letter(delivery, reason)
 
     def _placed(self, delivery: Delivery) -> None:
         """One delivery less that an end may wait for."""

@@ -22,7 +22,7 @@ from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Event, SegmentSampled, WeightsLoaded, claim_of
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.logprob_gap import GAP_OF_NODE, GAP_STEPS, GapWatch, gap_limit
-from seamlessflow.runtime import Speaker
+from seamlessflow.runtime import Journal
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.learner.learner import StepFigures
 
@@ -105,8 +105,8 @@ def watch_of(config: RunConfig, dtype: str) -> GapWatch:
 class GapAlarm:
     """Of one line of one run. ``dtype``: served, as config.json names it."""
 
-    def __init__(self, speaker: Speaker, run: str, config: RunConfig, dtype: str) -> None:
-        self._speaker, self._run = speaker, run
+    def __init__(self, journal: Journal, run: str, config: RunConfig, dtype: str) -> None:
+        self._journal, self._run = journal, run
         self._engine, self._watch = config.model.engine, watch_of(config, dtype)
 
     async def judge(self, batch: TrainingBatch, figures: StepFigures, *, step: int, weights_version: int) -> dict[str, float]:
@@ -150,12 +150,12 @@ class GapAlarm:
 
     async def _nodes(self, weights_version: int) -> dict[str, str]:
         """Worker to node, of those that loaded the version."""
-        events = await self._speaker.all_on(WeightsLoaded, self._run, weights_version=weights_version)
+        events = await self._journal.all_on(WeightsLoaded, self._run, weights_version=weights_version)
         return {each.worker: each.node for each in events if isinstance(each, WeightsLoaded) and each.node}
 
     async def _shares(self, episode: str, weights_version: int, nodes: Mapping[str, str]) -> Counter[str]:
         """By node; by the worker's own name where its node is not known."""
-        events = await self._speaker.all_on(SegmentSampled, self._run, episode=episode)
+        events = await self._journal.all_on(SegmentSampled, self._run, episode=episode)
         shares: Counter[str] = Counter()
         for worker, count in sampled_by(events, weights_version).items():
             shares[nodes.get(worker, worker)] += count

@@ -20,7 +20,7 @@ from seamlessflow.checkpoints.checkpoint_folders import Checkpoint
 from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import StepsCommitted, TrainedGroup
 from seamlessflow.errors import BusClosed, Unavailable
-from seamlessflow.runtime import CommitClaim, Speaker, publish_account
+from seamlessflow.runtime import CommitClaim, Journal, publish_account
 from seamlessflow_trainer.blocking_work import RETRY_SECONDS, in_thread, patiently
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.data.sample_queue import Intake
@@ -37,7 +37,7 @@ class Commits:
     def __init__(
         self,
         store: CheckpointStore,
-        speaker: Speaker,
+        journal: Journal,
         claim: CommitClaim,
         run: str,
         *,
@@ -45,7 +45,7 @@ class Commits:
         keep: int,
         committed_step: int,
     ) -> None:
-        self._store, self._speaker, self._claim, self._run = store, speaker, claim, run
+        self._store, self._journal, self._claim, self._run = store, journal, claim, run
         self._history, self._keep = history, keep
         self._trained: list[TrainedGroup] = []
         self._writing: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class Commits:
         await append_patiently(self._claim, committed)
         self._history.apply(committed)
         self.committed_step = checkpoint.step
-        await publish_account(self._speaker, self._run, checkpoint.trained)
+        await publish_account(self._journal, self._run, checkpoint.trained)
         for trained in checkpoint.trained:
             await intake.close(trained.group)
         await patiently("checkpoint.prune", self._store.prune, self._history, self._keep, self._claim.line)

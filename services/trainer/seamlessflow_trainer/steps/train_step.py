@@ -31,7 +31,7 @@ from seamlessflow_trainer.data.groups import Group
 from seamlessflow_trainer.data.sample_queue import Intake
 from seamlessflow_trainer.device_turn import DeviceTurn
 from seamlessflow_trainer.learner.learner import Abandoned, NotFinite, StepFigures, learning_rate_at
-from seamlessflow_trainer.reporting import cannot_go_on, say_state
+from seamlessflow_trainer.reporting import cannot_go_on, set_state
 from seamlessflow_trainer.run_start import Joined
 
 from .logprob_gap_alarm import GapAlarm
@@ -164,7 +164,7 @@ class Stepping:
         self._failed = False
         self._last_step_at = time.monotonic()
         self.standing = Standing(joined.step)
-        self._gap_alarm = GapAlarm(context.speaker, run, config, joined.dtype)
+        self._gap_alarm = GapAlarm(context.journal, run, config, joined.dtype)
 
     def stop(self) -> None:
         """No further step begins; one in progress ends soon, either way. Idempotent."""
@@ -174,7 +174,7 @@ class Stepping:
 
     async def next_groups(self) -> list[Group]:
         """The groups that the next step begins with, taken from the book; empty when there will be no further step."""
-        say_state(self._context, self._run, f"waiting for groups for step {self.standing.step + 1}")
+        set_state(self._context, self._run, f"waiting for groups for step {self.standing.step + 1}")
         intake, algorithm = self._intake, self._config.algorithm
         wanted, enough = algorithm.groups_per_step, math.ceil(algorithm.begin_share * algorithm.groups_per_step)
         while True:
@@ -241,10 +241,10 @@ class Stepping:
         """``taken`` grows by the groups that come in time."""
         step = self.standing.step + 1
         num_groups, num_tokens = len(batch.groups), batch.num_sampled
-        await self._context.speaker.say(
+        await self._context.journal.publish(
             BatchReady(run=self._run, step=step, line=self._joined.line, num_groups=num_groups, num_tokens=num_tokens)
         )
-        say_state(self._context, self._run, f"waiting for the device for step {step}")
+        set_state(self._context, self._run, f"waiting for the device for step {step}")
         async with self._device.held(self._intake.stop_now) as ours:
             done = ours and await self._learn(batch, taken, step)
         await self._collect()
@@ -259,7 +259,7 @@ class Stepping:
 
     async def _learn(self, first: TrainingBatch, taken: list[Group], step: int) -> bool:
         """False: it was given up."""
-        say_state(self._context, self._run, f"taking step {step}")
+        set_state(self._context, self._run, f"taking step {step}")
         began, rate, learner = time.monotonic(), learning_rate_at(step, self._config.algorithm), self._joined.learner
         num_nodes, should_stop = self._device.num_nodes, self._stopped.is_set
         parts, feed = [first], Feed()
@@ -339,7 +339,7 @@ class Stepping:
     ) -> None:
         dropped, self._intake.judged_rewards = self._intake.judged_rewards, []
         metrics = step_metrics(batch, figures, times, learning_rate=learning_rate, dropped_rewards=dropped) | dict(gap_metrics)
-        await self._context.speaker.say(
+        await self._context.journal.publish(
             StepTaken(
                 run=self._run,
                 step=step,

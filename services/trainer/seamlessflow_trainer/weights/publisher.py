@@ -28,7 +28,7 @@ from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished, WeightsReading
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
 from seamlessflow.errors import MalformedMessage, Refused, SeamlessFlowError, SequenceMismatch, Unavailable
-from seamlessflow.runtime import CommitClaim, Speaker
+from seamlessflow.runtime import CommitClaim, Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow.weights.manifest import DELTA_FILE
@@ -105,7 +105,7 @@ class WeightsPublisher:
         self,
         bus: Bus,
         store: Store,
-        speaker: Speaker,
+        journal: Journal,
         claim: CommitClaim,
         run: str,
         steps: VersionSteps,
@@ -115,7 +115,7 @@ class WeightsPublisher:
         last_step: int | None = None,
         maker: MakesVersions | None = None,
     ) -> None:
-        self._bus, self._store, self._speaker, self._claim, self._run = bus, store, speaker, claim, run
+        self._bus, self._store, self._journal, self._claim, self._run = bus, store, journal, claim, run
         self._steps = steps
         self._maker: MakesVersions = maker or VersionMaker(dtype, full_every)
         self._last_step = last_step
@@ -170,7 +170,7 @@ class WeightsPublisher:
             num_bytes=num_bytes,
             wall_seconds=time.monotonic() - started,
         )
-        await self._say(published)
+        await self._publish(published)
         self._steps.publish(version, step)
         await self._move_head(WeightsHead(weights_version=version, step=step, path=path, epoch=epoch))
         self.weights_version = version
@@ -179,11 +179,11 @@ class WeightsPublisher:
         await self._bus.hint(HINT_WEIGHTS.format(run=self._run), b"")
         return published
 
-    async def _say(self, published: WeightsPublished) -> None:
+    async def _publish(self, published: WeightsPublished) -> None:
         """Raises Superseded; Refused where the journal has another folder for this number, of an earlier release's trainer."""
         await self._claim.append(published)
         version = published.weights_version
-        first = await self._speaker.first(WeightsPublished, self._run, weights_version=version)
+        first = await self._journal.first(WeightsPublished, self._run, weights_version=version)
         if first is None or first.path != published.path:
             await self._claim.check()
             raise Refused(f"weights version {version} of run {self._run} was published by another trainer; this one stops")

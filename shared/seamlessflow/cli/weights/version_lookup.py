@@ -17,7 +17,7 @@ from seamlessflow.cli.submit import require_run
 from seamlessflow.client import CONNECT_SECONDS, Client, NoStore
 from seamlessflow.codec import decode
 from seamlessflow.contracts import WeightsHead, WeightsPublished
-from seamlessflow.contracts.streams import journal
+from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import ConfigError, Unavailable
 from seamlessflow.redaction import without_password
@@ -128,7 +128,7 @@ async def _look(run: str, store: Store, client: Client | None) -> Found:
 
 async def _published(client: Client, run: str) -> dict[int, str]:
     found: dict[int, str] = {}
-    async for record in client.bus.read(journal(run), filters=(subject_filter(WeightsPublished, run=run),)):
+    async for record in client.bus.read(journal_stream(run), filters=(subject_filter(WeightsPublished, run=run),)):
         event = decode(record.subject, record.payload, record.headers)
         if isinstance(event, WeightsPublished):
             found.setdefault(event.weights_version, event.path)
