@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seamlessflow.runtime.child_processes import die_with_parent
+from seamlessflow.local.child_processes import die_with_parent
 
 STOP_SECONDS = 10.0
 MAX_LINE_BYTES = 1 << 26

@@ -19,13 +19,14 @@ from torch import Tensor
 from loadtest.gateway_child import Child
 from seamlessflow.bus.jetstream import JetStreamBus, connect
 from seamlessflow.bus.nats_server import EmbeddedServer
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.codec import pack_record
 from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import GenerationRequested, Int32s, Lease, Role, RunStarted, Sampling
 from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import run_consumers, run_streams
 from seamlessflow.local.services import interpreter_of, python_path
-from seamlessflow.runtime import CommitClaim, Journal
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow.weights.staleness import VersionSteps

@@ -22,7 +22,7 @@ from pathlib import Path
 import fsspec
 
 from loadtest.report import Figure, arguments, publish
-from seamlessflow.runtime.child_processes import die_with_parent
+from seamlessflow.local.child_processes import die_with_parent
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights.download import download
 from seamlessflow.weights.stored_file import FileDigests, StoredFile

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any, Self
 
-from seamlessflow.runtime.child_processes import die_with_parent
+from seamlessflow.local.child_processes import die_with_parent
 
 from .baselines import HAS_SPLIT, best_split, modes
 from .cell_figures import CellFigures

@@ -18,8 +18,8 @@ from seamlessflow.bus.base import StreamSpec
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.nats_server import EmbeddedServer, find_binary
 from seamlessflow.errors import ConfigError, Unavailable
+from seamlessflow.local.child_processes import die_with_parent
 from seamlessflow.redaction import without_password, write_private
-from seamlessflow.runtime.child_processes import die_with_parent
 
 
 def test_a_port_in_use_is_named(tmp_path):

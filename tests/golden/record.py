@@ -217,7 +217,7 @@ def _sampler(said: list[Event]) -> str | None:
 
 
 def _pid_in(worker: str) -> int:
-    """Of a process's name, see ``seamlessflow.runtime.instance_names``."""
+    """Of a process's name, see ``seamlessflow.local.instance_names``."""
     return int(worker.rsplit("-", 3)[1])
 
 

@@ -16,8 +16,8 @@ from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import NodeStatus
 from seamlessflow.contracts.routes import NODES_BUCKET
 from seamlessflow.errors import ConfigError
+from seamlessflow.local.instance_names import instance_name, is_dead, is_here
 from seamlessflow.runtime import Presence, presence
-from seamlessflow.runtime.instance_names import instance_name, is_dead, is_here
 from seamlessflow.runtime.presence import claim
 from seamlessflow_scheduler.fleet_monitor import Doubles
 
@@ -116,7 +116,7 @@ async def test_a_process_id_of_elsewhere_tells_nothing_so_its_presence_is_watche
 
 def test_two_starts_of_one_host_and_pid_are_two_instances_that_alternate():
     """So the scheduler sees a name that two containers have; within one process the name stays."""
-    script = "from seamlessflow.runtime.instance_names import instance_name; print(instance_name('host', 1))"
+    script = "from seamlessflow.local.instance_names import instance_name; print(instance_name('host', 1))"
     starts = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() for _ in range(2)]
     assert starts[0] != starts[1] and all(is_here(each) for each in starts)
     assert Settings().instance == Settings().instance and is_here(Settings().instance)

@@ -11,10 +11,11 @@ import pytest
 from seamlessflow.bus.base import Bus, Message, Stored
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.checkpoints.commit_claim import CommitClaim, read_commits
 from seamlessflow.contracts import DropReason, GroupDropped, StepsCommitted, TrainerClaimed, TrainerStarted
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import Superseded
-from seamlessflow.runtime import CommitClaim, Journal, read_commits
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 
 RUN = "r"

@@ -10,7 +10,6 @@ np = pytest.importorskip("numpy")
 
 from seamlessflow.errors import BadInput, Unavailable, WrongBytes  # noqa: E402
 from seamlessflow.store.large_payloads import Store  # noqa: E402
-from seamlessflow.store.manifest_folders import publish_folder  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path, weights_path  # noqa: E402
 from seamlessflow.weights.adapters import ADAPTER_FILE  # noqa: E402
 from seamlessflow.weights.delta import encode  # noqa: E402
@@ -18,6 +17,7 @@ from seamlessflow.weights.fetch import Held, fetch_version  # noqa: E402
 from seamlessflow.weights.fetch_plan import Route  # noqa: E402
 from seamlessflow.weights.inventory import inventory  # noqa: E402
 from seamlessflow.weights.manifest import DELTA_FILE, read_manifest, version_facts  # noqa: E402
+from seamlessflow.weights.manifest_folders import publish_folder  # noqa: E402
 from seamlessflow.weights.retention import Collection  # noqa: E402
 from seamlessflow.weights.safetensors_file import map_tensors, tensor_digests  # noqa: E402
 from seamlessflow.weights.verify import Verifier  # noqa: E402

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import WeightsReading
-from seamlessflow.store.manifest_folders import WEIGHTS_FILE
 from seamlessflow.weights.manifest import DELTA_FILE, StoredFile, VersionManifest
+from seamlessflow.weights.manifest_folders import WEIGHTS_FILE
 from seamlessflow.weights.retention import NEWEST, goes, may_be_read, stays
 
 Manifests = dict[str, VersionManifest | None]

@@ -9,8 +9,8 @@ from functools import partial
 
 from seamlessflow.config.settings import forget_environment
 from seamlessflow.contracts import Service
+from seamlessflow.local.child_processes import hide_secrets
 from seamlessflow.runtime import open_context, run_service
-from seamlessflow.runtime.child_processes import hide_secrets
 
 from .config import RunnerSettings
 from .service import AgentRunner

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from seamlessflow.bus.base import Subscription
+from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_rest
 from seamlessflow.config.run import RunConfig
 from seamlessflow.config.tag_rules import parse_rule
 from seamlessflow.contracts import (
@@ -41,7 +42,7 @@ from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.contracts.subjects import message_id_of, subject_filter, subject_filters
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
-from seamlessflow.runtime import CommitClaim, Context, Settling, publish_rest
+from seamlessflow.runtime import Context, Settling
 
 from .admission.decisions import Observation, closes, decide, is_full
 from .admission.measurements import MEASURED, Measures

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import structlog
 
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.codec import unpack_record
 from seamlessflow.contracts import Event, Lease, ResumeRequested, RunEnded, RunHeld
@@ -23,7 +24,7 @@ from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Superseded
-from seamlessflow.runtime import CommitClaim, Context
+from seamlessflow.runtime import Context
 
 log = structlog.get_logger()
 

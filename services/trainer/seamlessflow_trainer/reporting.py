@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import structlog
 
+from seamlessflow.checkpoints.commit_claim import CommitClaim, read_commits
 from seamlessflow.contracts import Service, TrainerStarted, TrainingEnded
-from seamlessflow.runtime import CommitClaim, Context, failure_words, read_commits, stop_run
+from seamlessflow.runtime import Context, failure_words, stop_run
 from seamlessflow.weights.reader_leases import read_head
 
 log = structlog.get_logger()

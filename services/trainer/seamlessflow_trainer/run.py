@@ -21,12 +21,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from seamlessflow.checkpoints.commit_claim import CommitClaim, read_commits
 from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import RunHeld, Service, TrainingEnded
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded
-from seamlessflow.runtime import CommitClaim, Context, read_commits, read_run
+from seamlessflow.runtime import Context, read_run
 
 from .config import TrainerSettings
 from .data.groups import GroupBook

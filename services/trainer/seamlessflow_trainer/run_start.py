@@ -16,12 +16,13 @@ from pathlib import Path
 import structlog
 import torch
 
+from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_account, read_commits
 from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import TrainerStarted, WeightsPublished
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.models import resolve_model
-from seamlessflow.runtime import CommitClaim, Context, publish_account, read_commits
+from seamlessflow.runtime import Context
 from seamlessflow.weights import MANIFEST, model_path, publish_folder
 from seamlessflow.weights.adapters import AdapterFacts
 from seamlessflow.weights.staleness import VersionSteps

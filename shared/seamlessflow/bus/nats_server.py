@@ -29,9 +29,9 @@ from functools import partial
 from pathlib import Path
 
 from seamlessflow.errors import ConfigError, SeamlessFlowError, Unavailable
+from seamlessflow.local.child_processes import die_with_parent
 from seamlessflow.local.supervisor import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Say
 from seamlessflow.redaction import write_private
-from seamlessflow.runtime.child_processes import die_with_parent
 
 # One nats-server for each store folder: two at once would each overwrite what the other has stored.
 #

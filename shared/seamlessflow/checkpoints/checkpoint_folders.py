@@ -18,7 +18,7 @@ from seamlessflow.contracts import TrainedGroup
 from seamlessflow.contracts.base import LENIENT
 from seamlessflow.errors import WrongBytes
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import MANIFEST
+from seamlessflow.weights.manifest_folders import MANIFEST
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 """Beside ``weights.WEIGHTS_FILE``: AdamW's state and random generators."""

@@ -23,9 +23,9 @@ from rich.table import Table
 from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.engine_check import Check, EngineOrder, EngineReport, TrainerOrder, TrainerReport, all_right, judge
 from seamlessflow.errors import SeamlessFlowError
+from seamlessflow.local.child_processes import die_with_parent
 from seamlessflow.local.services import interpreter_of, python_path
 from seamlessflow.local.supervisor import last_words
-from seamlessflow.runtime.child_processes import die_with_parent
 
 R = TypeVar("R", bound=BaseModel)
 

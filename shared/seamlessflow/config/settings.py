@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from seamlessflow.runtime.instance_names import instance_name
+from seamlessflow.local.instance_names import instance_name
 
 
 def _host_token() -> str:

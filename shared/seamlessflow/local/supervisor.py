@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from seamlessflow.runtime.child_processes import die_with_parent
+from seamlessflow.local.child_processes import die_with_parent
 
 # What a process said last, from its log: what it died of, fit for a screen.
 

@@ -1,6 +1,4 @@
-"""What all five services share: connecting, saying events, handling events, presence, and an orderly end."""
-
-from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_account, publish_rest, read_commits
+"""What all five services share: connecting, the journal, event handlers, presence, and an orderly end."""
 
 from .context import Context, make_context, open_context
 from .device_lock import DeviceLock
@@ -12,7 +10,6 @@ from .run_document import failure_words, read_run, stop_run
 from .run_service import run_service
 
 __all__ = [
-    "CommitClaim",
     "Context",
     "DeviceLock",
     "EventHandlers",
@@ -25,9 +22,6 @@ __all__ = [
     "keep_alive",
     "make_context",
     "open_context",
-    "publish_account",
-    "publish_rest",
-    "read_commits",
     "read_lease",
     "read_run",
     "run_service",

@@ -22,8 +22,7 @@ from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import Lease, NodeStatus
 from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET, NODES_BUCKET
 from seamlessflow.errors import ConfigError, SeamlessFlowError
-
-from .instance_names import is_dead
+from seamlessflow.local.instance_names import is_dead
 
 log = structlog.get_logger()
 

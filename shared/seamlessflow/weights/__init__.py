@@ -23,7 +23,7 @@
 Of these only ``folders`` (and what it needs) is imported here: whoever needs the model's folder alone loads no numpy.
 """
 
-from seamlessflow.store.manifest_folders import (
+from seamlessflow.weights.manifest_folders import (
     MANIFEST,
     WEIGHTS_FILE,
     fetch_folder,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from seamlessflow.errors import BadInput, Unavailable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import WEIGHTS_FILE
+from seamlessflow.weights.manifest_folders import WEIGHTS_FILE
 
 from .adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AdapterFacts, merge, pairs_of, scale_of
 from .digests import split_digest

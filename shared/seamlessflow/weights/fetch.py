@@ -20,7 +20,7 @@ import structlog
 
 from seamlessflow.errors import BadInput, SeamlessFlowError, Unavailable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import WEIGHTS_FILE, folders_of_versions, numbered_path
+from seamlessflow.weights.manifest_folders import WEIGHTS_FILE, folders_of_versions, numbered_path
 
 from .adapter_fetch import fetch_adapted
 from .delta import apply, parse

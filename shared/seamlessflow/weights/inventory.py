@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seamlessflow.errors import ConfigError, Unavailable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
+from seamlessflow.weights.manifest_folders import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
 
 from .fetch import fetch_version
 from .manifest import VersionManifest

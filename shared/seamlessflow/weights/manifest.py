@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from seamlessflow.errors import Unavailable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import MANIFEST, WEIGHTS_FILE, numbered_path
+from seamlessflow.weights.manifest_folders import MANIFEST, WEIGHTS_FILE, numbered_path
 
 from .adapters import ADAPTER_FILE, AdapterFacts, parse_facts
 from .digests import split_digest

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from seamlessflow.contracts import WeightsReading
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import folders_of_versions, remove_folder, weights_path
+from seamlessflow.weights.manifest_folders import folders_of_versions, remove_folder, weights_path
 
 from .manifest import VersionManifest, read_manifest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from seamlessflow.errors import SeamlessFlowError, Unavailable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import WEIGHTS_FILE
+from seamlessflow.weights.manifest_folders import WEIGHTS_FILE
 
 from .delta import apply, parse
 from .download import DiskTrouble, check_in_store, download

@@ -47,7 +47,7 @@ print(Path(f"/proc/{sys.argv[1]}/statm").read_text().strip())
 """
 HIDDEN = """
 import os, sys, time
-from seamlessflow.runtime.child_processes import hide_secrets, show_oneself
+from seamlessflow.local.child_processes import hide_secrets, show_oneself
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
 (hide_secrets if sys.argv[1] == "hidden" else show_oneself)()

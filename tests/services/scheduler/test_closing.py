@@ -17,6 +17,7 @@ from scheduler_bench import Bench, until
 from scheduler_world import RUN, config, tasks
 
 from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import (
     EpisodeOpened,
@@ -39,7 +40,6 @@ from seamlessflow.contracts import (
     TrainingEnded,
 )
 from seamlessflow.errors import Superseded, Unavailable
-from seamlessflow.runtime import CommitClaim
 from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.admission.decisions import Observation, admission_bound, decide
 from seamlessflow_scheduler.admission.run_state import Progress

@@ -37,6 +37,7 @@ import seamlessflow_trainer.service
 from seamlessflow.bus.base import Message, Stored
 from seamlessflow.bus.memory.bus import MemoryServer
 from seamlessflow.bus.memory.stream import MemoryBucket
+from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_rest, read_commits
 from seamlessflow.codec import decode, pack_record, to_message
 from seamlessflow.contracts import (
     DropReason,
@@ -61,7 +62,7 @@ from seamlessflow.contracts.routes import HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.contracts.subjects import matches
 from seamlessflow.errors import Superseded
-from seamlessflow.runtime import CommitClaim, Journal, make_context, publish_rest, read_commits
+from seamlessflow.runtime import Journal, make_context
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.service import Trainer
 

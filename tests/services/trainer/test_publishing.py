@@ -14,12 +14,13 @@ from trainer_world import RUN, World, by_index, run_document
 from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.memory.bus import MemoryBus
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import Role, RunStopRequested, TrainerStarted, WeightsHead, WeightsPublished
 from seamlessflow.contracts.routes import READERS_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import BadInput, Refused, Unavailable
-from seamlessflow.runtime import CommitClaim, Journal
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions
 from seamlessflow.weights.manifest import DELTA_FILE

@@ -18,6 +18,7 @@ from trainer_accounts import feed
 from trainer_world import RUN, World
 
 from seamlessflow.bus.base import Message
+from seamlessflow.checkpoints.commit_claim import CommitClaim, read_commits
 from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import (
     DropReason,
@@ -39,7 +40,6 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.subjects import subject_filter, subject_of
 from seamlessflow.errors import BadInput, Damaged, Superseded
-from seamlessflow.runtime import CommitClaim, read_commits
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, publish_folder
 from seamlessflow_trainer.steps import checkpoints

@@ -25,9 +25,10 @@ import torch
 from trainer_accounts import check_accounts, feed, on_subject, until_all_is_acknowledged
 from trainer_world import NODE, RUN, World
 
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.contracts import BatchReady, GroupTrained, Role, StepsCommitted, StepTaken, TrainerStarted, TrainingEnded
 from seamlessflow.errors import Damaged, Unavailable
-from seamlessflow.runtime import CommitClaim, DeviceLock
+from seamlessflow.runtime import DeviceLock
 from seamlessflow.store.large_payloads import Store
 from seamlessflow_trainer import service
 from seamlessflow_trainer.learner.learner import Learner

@@ -18,9 +18,10 @@ from trainer_accounts import feed
 from trainer_world import NODE, RUN, World
 
 from seamlessflow.bus.memory import stream
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.contracts import Role, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, TrainingEnded
 from seamlessflow.errors import Superseded, Unavailable
-from seamlessflow.runtime import CommitClaim, DeviceLock
+from seamlessflow.runtime import DeviceLock
 from seamlessflow_trainer import incarnations
 from seamlessflow_trainer.incarnations import LONGEST_PAUSE_SECONDS, pause_seconds
 from seamlessflow_trainer.learner.learner import Abandoned, Learner

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from trainer_world import RUN, World, by_index, run_document
 
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.contracts import Role, StepTaken, TrainerStarted, TrainingEnded, WeightsHead, WeightsPublished
 from seamlessflow.errors import BadInput, Unavailable
-from seamlessflow.runtime import CommitClaim
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, folders_of_versions, publish_folder, weights_path
 from seamlessflow.weights.fetch import fetch_version

@@ -12,7 +12,7 @@ from typing import Any
 
 from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import EpisodeOpened, EpisodeStatus
-from seamlessflow.runtime import child_processes
+from seamlessflow.local import child_processes
 from seamlessflow_agent_runner.processes.agent_child import TASK_VARIABLE
 from seamlessflow_agent_runner.processes.agent_process import Cause, Ending
 from seamlessflow_agent_runner.processes.forkserver_client import Kind, Launch

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from seamlessflow.runtime import child_processes
+from seamlessflow.local import child_processes
 from seamlessflow_agent_runner.processes.agent_child import NotStartable, load_entrypoint
 
 Verifier = Callable[[str, dict[str, Any]], Any]

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from seamlessflow.runtime import child_processes
+from seamlessflow.local import child_processes
 
 from . import process_tree
 from .agent_child import RESULT_FD, TASK_VARIABLE, NotStartable, load_entrypoint, report, run_entrypoint

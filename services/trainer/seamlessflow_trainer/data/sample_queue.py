@@ -15,9 +15,10 @@ from collections.abc import Iterable
 import structlog
 
 from seamlessflow.bus.base import PROGRESS_SECONDS, Delivery
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.contracts import DropReason, Event, GroupDropped, SamplesReady, TrainingEndRequested
 from seamlessflow.errors import BadInput, BusClosed, Superseded, Unavailable
-from seamlessflow.runtime import CommitClaim, Context
+from seamlessflow.runtime import Context
 
 from .groups import GroupBook, check_samples
 

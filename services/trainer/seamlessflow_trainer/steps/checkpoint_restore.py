@@ -17,10 +17,10 @@ from dataclasses import replace
 import structlog
 
 from seamlessflow.checkpoints.checkpoint_folders import Checkpoint
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.checkpoints.commit_history import Commit, CommitHistory
 from seamlessflow.contracts import RolledBack
 from seamlessflow.errors import Damaged, SeamlessFlowError
-from seamlessflow.runtime import CommitClaim
 from seamlessflow_trainer.blocking_work import in_thread, patiently
 from seamlessflow_trainer.learner.factory import StepLearner
 

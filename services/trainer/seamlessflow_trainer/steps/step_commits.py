@@ -17,10 +17,11 @@ import time
 import structlog
 
 from seamlessflow.checkpoints.checkpoint_folders import Checkpoint
+from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_account
 from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import StepsCommitted, TrainedGroup
 from seamlessflow.errors import BusClosed, Unavailable
-from seamlessflow.runtime import CommitClaim, Journal, publish_account
+from seamlessflow.runtime import Journal
 from seamlessflow_trainer.blocking_work import RETRY_SECONDS, in_thread, patiently
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.data.sample_queue import Intake

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from seamlessflow.bus.base import Bus
+from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.contracts import WeightsHead, WeightsPublished, WeightsReading
 from seamlessflow.contracts.routes import HINT_WEIGHTS, WEIGHTS_BUCKET
 from seamlessflow.errors import MalformedMessage, Refused, SeamlessFlowError, SequenceMismatch, Unavailable
-from seamlessflow.runtime import CommitClaim, Journal
+from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import publish_folder, weights_path
 from seamlessflow.weights.manifest import DELTA_FILE

@@ -22,7 +22,7 @@ from seamlessflow.client import Client, NoStore
 from seamlessflow.errors import ConfigError, WrongBytes
 from seamlessflow.redaction import without_password
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.manifest_folders import MANIFEST, WEIGHTS_FILE, folder_manifest
+from seamlessflow.weights.manifest_folders import MANIFEST, WEIGHTS_FILE, folder_manifest
 from seamlessflow.weights.stored_file import StoredFile
 
 
