@@ -18,10 +18,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from seamlessflow.errors import WrongBytes
+from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights.download import check_in_store, download
 from seamlessflow.weights.stored_file import RANGE_BYTES, FileDigests, StoredFile, plain_name, stored_file
-
-from .large_payloads import Store
 
 MANIFEST = "manifest.json"
 WEIGHTS_FILE = "model.safetensors"
