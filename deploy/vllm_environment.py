@@ -30,7 +30,7 @@ NOT_WANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def wanted() -> str:
-    """Digest of the requirements in all pyproject files, this script and this Python; what other extras name does not matter."""
+    """Digest of the requirements in all pyproject files, this script and this Python; other extras do not matter."""
     read = [tomllib.loads(file.read_text())["project"] for file in (ROOT / "pyproject.toml", *_packages("pyproject.toml"))]
     projects = {project["name"]: project for project in read}
     found: set[str] = set()

@@ -16,7 +16,7 @@ import asyncio
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import structlog
 
@@ -37,9 +37,11 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.streams import journal
 from seamlessflow.contracts.subjects import claim_of_commit, kind_of_id, subject_filters, subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, SequenceMismatch, Superseded
-from seamlessflow.runtime.journal_writer import Speaker
 
 from .commit_history import CommitHistory
+
+if TYPE_CHECKING:  # the runtime shares claims with the services
+    from seamlessflow.runtime.journal_writer import Speaker
 
 log = structlog.get_logger()
 

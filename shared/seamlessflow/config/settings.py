@@ -10,11 +10,15 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from seamlessflow.runtime.instance_names import instance_name
-
 
 def _host_token() -> str:
     return "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40] or "node"
+
+
+def _instance() -> str:
+    from seamlessflow.runtime.instance_names import instance_name  # its package needs settings
+
+    return instance_name(_host_token(), os.getpid())
 
 
 def own_node(service: str) -> Callable[[], str]:
@@ -36,7 +40,7 @@ class Settings(BaseSettings):
     MB it moves. Then it is cancelled, and tried again or given up by whoever made it."""
     node: str = Field(default_factory=_host_token)
     """The machine or slice of it this process runs on; processes that share a device share the node."""
-    instance: str = Field(default_factory=lambda: instance_name(_host_token(), os.getpid()))
+    instance: str = Field(default_factory=_instance)
     """This very process; new at each start (``instances``)."""
     work_dir: Path = Field(default_factory=lambda: Path.cwd() / "runs" / "work")
     """Local scratch: device locks, fetched weights, agents' folders."""

@@ -23,16 +23,19 @@
 Of these only ``folders`` (and what it needs) is imported here: whoever needs the model's folder alone loads no numpy.
 """
 
-from seamlessflow.store.manifest_folders import (
-    MANIFEST,
-    WEIGHTS_FILE,
-    fetch_folder,
-    folders_of_versions,
-    model_path,
-    publish_folder,
-    remove_folder,
-    weights_path,
-)
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seamlessflow.store.manifest_folders import (
+        MANIFEST,
+        WEIGHTS_FILE,
+        fetch_folder,
+        folders_of_versions,
+        model_path,
+        publish_folder,
+        remove_folder,
+        weights_path,
+    )
 
 __all__ = [
     "MANIFEST",
@@ -44,3 +47,12 @@ __all__ = [
     "remove_folder",
     "weights_path",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Folders are read when they are asked for: they need a module of this package."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from seamlessflow.store import manifest_folders
+
+    return getattr(manifest_folders, name)
