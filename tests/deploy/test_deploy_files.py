@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from seamlessflow.contracts.export.permissions import SERVICES
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LIBRARY = tomllib.loads((ROOT / "shared/pyproject.toml").read_text())["project"]
 FIVE = pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.value)
 
 
@@ -41,17 +43,23 @@ def test_an_image_holds_one_service_and_it_imports(service, tmp_path):
     """The folder of one service and the library suffice: whatever it needs of another service would be missing here."""
     pick_with_the_dockerfile(service, tmp_path)
     shutil.copytree(ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
-    assert sorted(path.name for path in (tmp_path / "services").iterdir()) == sorted(["__init__.py", folder_of(service)])
+    assert [path.name for path in (tmp_path / "services").iterdir()] == [folder_of(service)]
 
     code = (
-        f"import importlib, seamlessflow; m = importlib.import_module('services.{folder_of(service)}.__main__');"
+        "import importlib, importlib.util, seamlessflow;"
+        f"m = importlib.import_module('seamlessflow_{folder_of(service)}.__main__');"
         f"assert m.__file__.startswith({str(tmp_path)!r}), m.__file__;"
-        f"assert seamlessflow.__file__.startswith({str(tmp_path)!r}), seamlessflow.__file__"
+        f"assert seamlessflow.__file__.startswith({str(tmp_path)!r}), seamlessflow.__file__;"
+        f"others = {[f'seamlessflow_{folder_of(other)}' for other in SERVICES if other is not service]};"
+        "assert not any(map(importlib.util.find_spec, others))"
     )
+    # -S: other packages are found, but not ours, which are installed by links that only site reads.
+    packages = f"{sysconfig.get_path('purelib')}:{sysconfig.get_path('platlib')}"
+    path = f"{tmp_path}/services/{folder_of(service)}:{tmp_path}/shared:{packages}"
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-S", "-c", code],
         cwd=tmp_path,
-        env={"PYTHONPATH": f"{tmp_path}:{tmp_path}/shared", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -64,32 +72,63 @@ def test_an_image_holds_one_service_and_it_imports(service, tmp_path):
 def test_no_file_of_a_service_names_another(service):
     """Also where an import is deferred."""
     others = "|".join(folder_of(other) for other in SERVICES if other is not service)
-    pattern = re.compile(rf"\bservices\.({others})\b|from \.+({others})\b")
+    pattern = re.compile(rf"\b(services\.|seamlessflow_)({others})\b|from \.+({others})\b")
     found = [path for path in (ROOT / "services" / folder_of(service)).rglob("*.py") if pattern.search(path.read_text())]
 
     assert not found
 
 
-def test_the_base_install_loads_no_heavy_library():
-    """Contracts, bus, runtime and the command start in a second, on machines that have no torch at all."""
+HEAVY = ("torch", "vllm", "transformers", "renderers", "reasoning_gym", "numpy", "nats_server")
+IMPORTS = """
+import importlib, sys
+heavy, *modules = sys.argv[1:]
+for name in heavy.split(","):
+    sys.modules[name] = None  # importing it fails, as where it is not installed
+for name in modules:
+    importlib.import_module(name)
+"""
+
+
+def import_without(heavy: Iterable[str], *modules: str) -> str:
+    """What an interpreter of its own complains of; empty where it imports them all."""
+    command = [sys.executable, "-c", IMPORTS, ",".join(heavy), *modules]
+    return subprocess.run(command, env={}, capture_output=True, text=True, timeout=60, check=False).stderr
+
+
+def test_the_base_install_needs_no_heavy_library():
+    """Contracts, bus, runtime and the command start in a second, on machines that have no torch, numpy or server at all."""
+    parts = (
+        "client", "contracts", "codec", "bus.jetstream", "bus.memory", "bus.nats_server", "store.large_payloads", "weights",
+        "weights.manifest", "weights.reader_leases", "weights.retention", "runtime", "config.run", "local.services", "cli",
+    )  # fmt: skip
+    assert import_without(HEAVY, *(f"seamlessflow.{part}" for part in parts)) == ""
+
+
+@pytest.mark.parametrize("service", [Service.SCHEDULER, Service.TRAJECTORY_MANAGER, Service.AGENT_RUNNER])
+def test_a_service_that_touches_no_weights_needs_no_numpy(service):
+    """Nor an embedded server; of the agent-runner, reasoning-gym is for runs whose tasks are from there."""
+    light = [name for name in HEAVY if name != "renderers"]
+    assert import_without(light, f"seamlessflow_{folder_of(service)}.__main__") == ""
+
+
+def test_a_command_names_the_extra_that_it_misses(tmp_path):
+    """Versions are listed without numpy, and not read without it."""
     code = (
-        "import importlib, sys\n"
-        "for name in ('contracts', 'codec', 'bus.jetstream', 'bus.memory', 'bus.server', 'blobs', 'weights', 'runtime',"
-        " 'run_config', 'cli'):\n"
-        "    importlib.import_module('seamlessflow.' + name)\n"
-        "print(*sorted({'torch', 'vllm', 'transformers', 'renderers', 'reasoning_gym', 'numpy'} & set(sys.modules)))"
+        "import sys; sys.modules['numpy'] = None\n"
+        "import seamlessflow.cli as cli\n"
+        "def read(): import numpy\n"
+        "cli.app = read\n"
+        "cli.main()"
     )
-    path = f"{ROOT}/shared"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    assert loaded.stdout.split() == []
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == 'seamlessflow: numpy is needed and not installed: pip install "seamlessflow[weights]"\n'
 
 
 def test_every_service_has_an_extra():
-    """The Dockerfile installs seamlessflow[<service>]."""
-    assert {service.value for service in SERVICES} <= set(PROJECT["project"]["optional-dependencies"])
+    """The Dockerfile installs the library with it."""
+    assert {service.value for service in SERVICES} <= set(LIBRARY["optional-dependencies"])
 
 
 def test_the_dockerfile_copies_nothing_that_is_ignored_or_missing():

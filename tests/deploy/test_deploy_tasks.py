@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 TASKS = yaml.safe_load((ROOT / "Taskfile.yml").read_text())["tasks"]
 RELAY = "shared/seamlessflow/local/signal_relay.py"
 MARK = "pytest.mark"
+PROJECTS = [str(path.relative_to(ROOT)) for path in (ROOT / "pyproject.toml", *sorted(ROOT.glob("s*/**/pyproject.toml")))]
 PROMISED = [
     "setup", "check", "test", "test:all", "setup:vllm", "test:vllm", "schemas",
     "demo", "demo:tiny", "up", "down", "run:*", "load:*",
@@ -40,7 +41,7 @@ def clone(tmp_path) -> Path:
     """The files the wrapper works with, in a folder with a space in its name."""
     folder = tmp_path / "a clone"
     folder.mkdir()
-    for name in ("task", "pyproject.toml", "Taskfile.yml", RELAY):
+    for name in ("task", "Taskfile.yml", RELAY, *PROJECTS):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder
@@ -139,7 +140,7 @@ def test_a_python_that_cannot_make_environments_is_said_so(clone, tmp_path):
 
 
 def test_installing_happens_once_and_again_when_the_project_changes(installed):
-    """The stamp holds the digest of pyproject.toml; arguments go through untouched."""
+    """The stamp holds the digest of all pyproject files; arguments go through untouched."""
     first = run_task(installed, "test", "--", "-k", "two words")
     again = run_task(installed, "test")
 
@@ -148,10 +149,12 @@ def test_installing_happens_once_and_again_when_the_project_changes(installed):
     assert again.stderr == ""
     assert installs(installed) == 1
 
-    with (installed / "pyproject.toml").open("a") as project:
-        project.write("# changed\n")
-    run_task(installed, "test")
-    assert installs(installed) == 2
+    assert len(PROJECTS) == 7
+    for number, name in enumerate(PROJECTS, 2):
+        with (installed / name).open("a") as project:
+            project.write("# changed\n")
+        run_task(installed, "test")
+        assert installs(installed) == number
 
 
 def test_an_installation_that_failed_is_said_and_done_again(installed):

@@ -7,11 +7,11 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_builders import a_sample, samples_ready
 
 from seamlessflow.contracts import DropReason, EpisodeStatus, SamplesReady
 from seamlessflow.errors import BadInput
 from seamlessflow_trainer.data.groups import Group, GroupBook, check_samples
+from tests.domain.training_builders import a_sample, samples_ready
 
 FAILED = EpisodeStatus.AGENT_FAILED
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from training_builders import a_sample, an_algorithm, samples_ready
 
 from seamlessflow.contracts import Float32s, MaskReason
 from seamlessflow.errors import BadInput
@@ -20,6 +19,7 @@ from seamlessflow_trainer.algorithms.grpo import group_advantages, policy_loss
 from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap, masked
 from seamlessflow_trainer.data.batch import is_stale, make_batch
 from seamlessflow_trainer.data.groups import Group
+from tests.domain.training_builders import a_sample, an_algorithm, samples_ready
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=16)
 

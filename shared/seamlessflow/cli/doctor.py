@@ -22,7 +22,6 @@ from seamlessflow.bus.nats_server import EmbeddedServer, find_binary
 from seamlessflow.client import CONNECT_SECONDS, Client
 from seamlessflow.config.run import load_run_config
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.local.services import checkout_root
 from seamlessflow.redaction import without_password
 from seamlessflow.store.large_payloads import Store
 
@@ -35,10 +34,11 @@ ENGINE = "Self-check of an engine"
 MODEL = "smollm2-135m-instruct"
 MIN_FREE_BYTES = 4 << 30
 PACKAGES = {
-    "agent-runner": ("aiohttp", "reasoning_gym"),
-    "trajectory-manager": ("tokenizers", "jinja2", "renderers"),
-    "rollout-worker": ("torch", "transformers", "safetensors"),
-    "trainer": ("torch", "transformers", "safetensors"),
+    "scheduler": ("seamlessflow_scheduler",),
+    "agent-runner": ("seamlessflow_agent_runner", "aiohttp", "reasoning_gym"),
+    "trajectory-manager": ("seamlessflow_trajectory_manager", "tokenizers", "jinja2", "renderers"),
+    "rollout-worker": ("seamlessflow_rollout_worker", "torch", "transformers", "safetensors"),
+    "trainer": ("seamlessflow_trainer", "torch", "transformers", "safetensors"),
 }
 
 
@@ -113,7 +113,6 @@ def doctor(
             (f"packages of {service}", lambda names=names, service=service: _packages(service, names))
             for service, names in PACKAGES.items()
         ],
-        ("checkout", lambda: str(checkout_root())),
         ("nats-server", lambda: asyncio.run(_server(nats))),
         ("store", lambda: _store(store)),
         ("disk", _disk),

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from seamlessflow.checkout import checkout_root
 from seamlessflow.config.run import RunConfig
 from seamlessflow.config.sampling_sections import REPORTED, AgentSection
 from seamlessflow.errors import ConfigError
-from seamlessflow.local.services import checkout_root, interpreter_of, python_path
+from seamlessflow.local.services import check_installed, python_path
 from seamlessflow.redaction import without_password
 from seamlessflow.store.large_payloads import Store
 
@@ -51,8 +52,8 @@ def check_agents(config: RunConfig) -> None:
 
 
 def check_engine(config: RunConfig) -> None:
-    """Raise ConfigError where this machine has no environment for the run's engine."""
-    interpreter_of(config.model.engine)
+    """Raise ConfigError where this machine lacks a service, or an environment for the run's engine."""
+    check_installed(config.model.engine)
 
 
 def import_problem(name: str, environment: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from seamlessflow.bus.nats_server import EmbeddedServer, ServerKeeper
 from seamlessflow.config.sampling_sections import ModelSection
 from seamlessflow.errors import ConfigError
-from seamlessflow.local.services import Machine, default_slices, interpreter_of, service_children
+from seamlessflow.local.services import Machine, check_installed, default_slices, service_children
 from seamlessflow.local.supervisor import Say, Supervisor
 from seamlessflow.redaction import without_password
 
@@ -89,7 +89,7 @@ def up(
     check_folder(folder)
     if engine not in ENGINES:
         raise ConfigError(f"--engine {engine}: expected one of {', '.join(ENGINES)}")
-    interpreter_of(engine)
+    check_installed(engine)
     if store is not None:
         check_store(store)
     asyncio.run(_up(Folder(folder), nats, store, port, slices, engine))

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from seamlessflow.checkout import checkout_root
 from seamlessflow.errors import ConfigError
 
 from .supervisor import Child
@@ -33,8 +34,9 @@ _KEEPS_MEMORY = {
 keeps less: the cache that a sleeping engine frees is for the trainer beside it."""
 
 
+SERVICES = ("scheduler", "trajectory-manager", "agent-runner", "rollout-worker", "trainer")
 VLLM_PYTHON = Path(".venv-vllm") / "bin" / "python"
-"""Below the checkout; made by ./task setup:vllm."""
+"""Below the checkout, or where there is none the working directory; made by ./task setup:vllm."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,30 @@ class Machine:
     log_dir: Path
 
 
-def checkout_root() -> Path:
-    """Folder that holds ``services/``: the working directory, else the checkout this library is installed from."""
-    for candidate in (Path.cwd(), *Path(__file__).resolve().parents):
-        if (candidate / "services" / "scheduler" / "__main__.py").is_file():
-            return candidate
-    raise ConfigError("the folder 'services' was not found: run this from a checkout of the project, or use --nats URL")
-
-
 def python_path() -> str:
-    """Where the services find modules: the checkout, the working directory, and what PYTHONPATH says."""
+    """Where the services find what is not installed, agents for example: the checkout, the working directory, PYTHONPATH."""
     return os.pathsep.join(filter(None, [str(checkout_root()), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+
+
+def check_installed(engine: str) -> None:
+    """Raise ConfigError unless this machine has all five services and an interpreter for this engine."""
+    rollout_python = interpreter_of(engine)
+    # What runs in another interpreter is installed there.
+    modules_of(*(each for each in SERVICES if each != "rollout-worker" or rollout_python == Path(sys.executable)))
+
+
+def modules_of(*services: str) -> list[str]:
+    """What ``python -m`` starts for each, in this interpreter. Raises ConfigError that names those which are not installed."""
+    missing = [each for each in services if importlib.util.find_spec(_module(each)) is None]
+    if missing:
+        named, extra = ", ".join(f"seamlessflow-{each}" for each in missing), missing[0] if len(services) == 1 else "all"
+        raise ConfigError(f'{named} not installed in {sys.prefix}: pip install "seamlessflow[{extra}]"')
+    return [_module(each) for each in services]
+
+
+def _module(service: str) -> str:
+    """Hyphens outside, underscores inside."""
+    return f"seamlessflow_{service.replace('-', '_')}"
 
 
 def interpreter_of(engine: str) -> Path:
@@ -124,5 +139,5 @@ def _child(name: str, service: str, node: str, machine: Machine, threads: int | 
         "PYTHONUNBUFFERED": "1",
     }
     env.pop("SEAMLESSFLOW_INSTANCE", None)
-    argv = [sys.executable, "-m", f"services.{service.replace('-', '_')}"]
+    argv = [sys.executable, "-m", _module(service)]
     return Child(name=name, argv=argv, env=env, log_path=machine.log_dir / f"{name}.log")

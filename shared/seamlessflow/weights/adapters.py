@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from seamlessflow.errors import BadInput
 
-from .delta_codec import Words
 from .digests import num_cores, split_digest
-from .safetensors_file import FLOATS, Bits, Numbers, from_numbers, to_numbers
+
+if TYPE_CHECKING:  # numpy: manifests are read where there is none
+    from .delta_codec import Words
+    from .safetensors_file import Bits, Numbers
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
@@ -125,6 +125,8 @@ class Pair:
 
 def pairs_of(tensors: Mapping[str, Bits], facts: AdapterFacts, base: Mapping[str, Bits], whose: str) -> list[Pair]:
     """An adapter's tensors, by layer, each checked against the base. Raises BadInput, naming the first that does not fit."""
+    from .safetensors_file import FLOATS
+
     rank, layers = facts.config.get("r"), {_layer_of(name, whose) for name in tensors}
     if not layers:
         raise BadInput(f"{whose}: its adapter has no tensors; nothing was loaded")
@@ -203,6 +205,8 @@ def merge(pairs: Sequence[Pair], scale: float, tensors: Mapping[str, Bits], whos
 
 
 def _blocks(pair: Pair, scale: float, tensors: Mapping[str, Bits]) -> Iterator[_Block]:
+    from .safetensors_file import to_numbers
+
     weight = tensors[pair.weight]
     num_rows, num_columns = weight.shape
     target = weight.words.reshape(num_rows, num_columns)
@@ -220,6 +224,10 @@ def _blocks(pair: Pair, scale: float, tensors: Mapping[str, Bits]) -> Iterator[_
 
 def _merge_block(block: _Block) -> bool:
     """Whether all values are finite: only then they are changed."""
+    import numpy as np
+
+    from .safetensors_file import from_numbers, to_numbers
+
     with np.errstate(invalid="ignore", over="ignore"):  # looked for right here
         merged = block.scaled_B @ block.A
         merged += to_numbers(block.target, block.dtype)

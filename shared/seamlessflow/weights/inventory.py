@@ -13,7 +13,6 @@ from seamlessflow.errors import ConfigError, Unavailable
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights.manifest_folders import MANIFEST, WEIGHTS_FILE, fetch_folder, model_path
 
-from .fetch import fetch_version
 from .manifest import VersionManifest
 from .retention import Collection
 
@@ -120,6 +119,8 @@ def fill(store: Store, run: str, weights_version: int, path: str, part: Path) ->
 
     Raises Unavailable where something is missing or damaged, BadInput for values that are no numbers, OSError.
     """
+    from .fetch import fetch_version  # numpy: a listing needs none
+
     try:
         fetch_folder(store, model_path(run), part)
     except FileNotFoundError as wrong:

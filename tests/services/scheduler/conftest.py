@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from scheduler_bench import Bench
+
+from tests.services.scheduler.scheduler_bench import Bench
 
 pytest.register_assert_rewrite("scheduler_history")
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from handover_processes import CAPABILITY, Machine, Process
-from handover_trainer import Trainer
-
 from seamlessflow.contracts import NodeOrder, NodeStatus
+from tests.services.scheduler.handover_processes import CAPABILITY, Machine, Process
+from tests.services.scheduler.handover_trainer import Trainer
 
 PRESENCE_SECONDS = 5.0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from handover_processes import TRAINER
-from scheduler_world import RUN
-
 from seamlessflow.contracts import Lease, Role, RoleReleased, RoleTaken
+from tests.services.scheduler.handover_processes import TRAINER
+from tests.services.scheduler.scheduler_world import RUN
 
 if TYPE_CHECKING:
-    from handover_world import World
+    from tests.services.scheduler.handover_world import World
 
 
 def check_grant(world: World, node: str, lease: Lease) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scheduler_world import RUN
-
 from seamlessflow.contracts import Event
 from seamlessflow_scheduler.admission.measurements import Measures
 from seamlessflow_scheduler.admission.run_state import Progress, holding
@@ -18,9 +16,10 @@ from seamlessflow_scheduler.leases import next_lease, role_assigned
 from seamlessflow_scheduler.placement.plan import Plan, next_plan
 from seamlessflow_scheduler.policy import Node
 from seamlessflow_scheduler.run import demand_of
+from tests.services.scheduler.scheduler_world import RUN
 
 if TYPE_CHECKING:
-    from handover_world import World
+    from tests.services.scheduler.handover_world import World
 
 
 class Leader:

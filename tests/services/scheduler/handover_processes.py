@@ -11,13 +11,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scheduler_world import RUN
-
 from seamlessflow.contracts import Lease, RoleReleased, RoleTaken
 from seamlessflow_rollout_worker.service import Move
+from tests.services.scheduler.scheduler_world import RUN
 
 if TYPE_CHECKING:
-    from handover_world import World
+    from tests.services.scheduler.handover_world import World
 
 WORKER, TRAINER = "rollout-worker", "trainer"
 CAPABILITY = {WORKER: "rollout", TRAINER: "train"}

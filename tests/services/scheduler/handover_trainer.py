@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from handover_processes import TRAINER, Machine, Process
-from scheduler_world import RUN
-
 from seamlessflow.contracts import BatchReady, Lease, Role, RoleReleased, RoleTaken, StepTaken, TrainerStarted
 from seamlessflow_rollout_worker.service import Move
+from tests.services.scheduler.handover_processes import TRAINER, Machine, Process
+from tests.services.scheduler.scheduler_world import RUN
 
 if TYPE_CHECKING:
-    from handover_world import World
+    from tests.services.scheduler.handover_world import World
 
 
 class Trainer(Process):

@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from handover_processes import WORKER, Machine, Process
-from scheduler_world import RUN
-
 from seamlessflow.contracts import (
     Event,
     GenerationFinish,
@@ -25,9 +22,11 @@ from seamlessflow.errors import SequenceMismatch
 from seamlessflow_rollout_worker.generations.generation_state import Continue, EndNow, History, Stretch, decide
 from seamlessflow_rollout_worker.generations.segment_writer import Chain
 from seamlessflow_rollout_worker.service import Move, Standing, moves
+from tests.services.scheduler.handover_processes import WORKER, Machine, Process
+from tests.services.scheduler.scheduler_world import RUN
 
 if TYPE_CHECKING:
-    from handover_world import World
+    from tests.services.scheduler.handover_world import World
 
 NUM_TOKENS = 9
 """Of a generation: more than a worker samples in a second."""

@@ -16,15 +16,14 @@ the scheduler late, twice and out of order, schedulers are replaced, and their c
 
 from __future__ import annotations
 
-from handover_floor import Floor
-from handover_grants import check_grant
-from handover_leader import Leader
-from handover_processes import WORKER, Machine
-from handover_trainer import Trainer
-from handover_worker import Generation, Worker
-from scheduler_world import RUN, Journal, config, origin, task
-
 from seamlessflow.contracts import EpisodeEnded, EpisodeStatus, Event, GroupAdmitted, Lease, TrainerStarted
+from tests.services.scheduler.handover_floor import Floor
+from tests.services.scheduler.handover_grants import check_grant
+from tests.services.scheduler.handover_leader import Leader
+from tests.services.scheduler.handover_processes import WORKER, Machine
+from tests.services.scheduler.handover_trainer import Trainer
+from tests.services.scheduler.handover_worker import Generation, Worker
+from tests.services.scheduler.scheduler_world import RUN, Journal, config, origin, task
 
 
 class World(Floor):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler_world import RUN
-
 from seamlessflow.contracts import EpisodeEnded, EpisodeEvaluated, EpisodeOpened, EpisodeStatus, Event
 from seamlessflow_scheduler.admission.decisions import NOTHING, Observation, decide
 from seamlessflow_scheduler.admission.run_state import Progress
+from tests.services.scheduler.scheduler_world import RUN
 
 
 def told(progress: Progress, *events: Event, seen: Observation = NOTHING) -> list[Event]:

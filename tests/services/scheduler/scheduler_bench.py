@@ -9,8 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from scheduler_world import RUN, Agents, Trainer, document, tasks
-
 from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.codec import pack_record, unpack_record
 from seamlessflow.config.run import parse_run_config
@@ -33,6 +31,7 @@ from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.config import SchedulerSettings
 from seamlessflow_scheduler.leadership import LEADER_KEY
 from seamlessflow_scheduler.service import Scheduler
+from tests.services.scheduler.scheduler_world import RUN, Agents, Trainer, document, tasks
 
 WORKER, TRAINER, RUNNER, MANAGER = "rollout-worker", "trainer", "agent-runner", "trajectory-manager"
 MACHINE = {("gpu", WORKER): "rollout", ("gpu", TRAINER): "train", ("agents", RUNNER): "serve", ("trees", MANAGER): "serve"}

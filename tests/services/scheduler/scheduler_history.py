@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler_bench import Bench
-from scheduler_world import RUN
-
 from seamlessflow.contracts import GroupAdmitted, GroupDropped, RoleAssigned, RunStarted, StepTaken
 from seamlessflow.reports.ledger import Ledger
+from tests.services.scheduler.scheduler_bench import Bench
+from tests.services.scheduler.scheduler_world import RUN
 
 
 async def check_the_history(bench: Bench, run: str = RUN) -> None:

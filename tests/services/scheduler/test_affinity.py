@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_world import RUN, origin
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeStatus
 from seamlessflow.contracts.streams import commons
 from seamlessflow_scheduler.placement.affinity import Calls, owners
+from tests.services.scheduler.scheduler_world import RUN, origin
 
 FLEETS = st.integers(1, 12).flatmap(
     lambda size: st.tuples(

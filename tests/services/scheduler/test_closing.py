@@ -11,10 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import scheduler_bench
-from rhythm_builders import kinds, told
-from scheduler_bench import Bench, until
-from scheduler_world import RUN, config, tasks
 
 from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.checkpoints.commit_claim import CommitClaim
@@ -44,6 +40,10 @@ from seamlessflow.store.large_payloads import Store
 from seamlessflow_scheduler.admission.decisions import Observation, admission_bound, decide
 from seamlessflow_scheduler.admission.run_state import Progress
 from seamlessflow_scheduler.run import Conductor
+from tests.services.scheduler import scheduler_bench
+from tests.services.scheduler.rhythm_builders import kinds, told
+from tests.services.scheduler.scheduler_bench import Bench, until
+from tests.services.scheduler.scheduler_world import RUN, config, tasks
 
 
 class Rival:

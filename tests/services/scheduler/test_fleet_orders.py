@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_fleet import MACHINE, MANAGER, RUNNER, TRAINER, WORKER, Sim, demand, machine, status
 
 from seamlessflow.config.tag_rules import parse_rule
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role
 from seamlessflow_scheduler.fleet_state import STUCK_SECONDS, Fleet, HeldLease
 from seamlessflow_scheduler.policy import Demand
 from seamlessflow_scheduler.policy.base import trainer_of
+from tests.services.scheduler.test_fleet import MACHINE, MANAGER, RUNNER, TRAINER, WORKER, Sim, demand, machine, status
 
 TWO = [*MACHINE, status("gpu2", WORKER), status("gpu2", TRAINER), status("trees2", MANAGER)]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_policies import TRAINER, WORKER, both, node, obey
 
 from seamlessflow.contracts import Role
 from seamlessflow.errors import ConfigError
@@ -18,6 +17,7 @@ from seamlessflow_scheduler.policy import POLICIES, Assignment, Demand, Node, Pr
 from seamlessflow_scheduler.policy.auto import gang_size
 from seamlessflow_scheduler.policy.gang import RELEASE_SECONDS
 from seamlessflow_scheduler.policy.validation import given_out
+from tests.services.scheduler.test_policies import TRAINER, WORKER, both, node, obey
 
 MEASURED = Rates(
     rollout_seconds=250.0,

@@ -14,17 +14,17 @@ who holds a device for a step holds it to its end
 from __future__ import annotations
 
 import pytest
-from handover_processes import TRAINER, WORKER, Machine, Process
-from handover_trainer import Trainer
-from handover_worker import NUM_TOKENS, Generation, Worker
-from handover_world import World
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from scheduler_world import RUN
 
 from seamlessflow.contracts import Role, claim_of
 from seamlessflow_scheduler.policy import POLICIES
+from tests.services.scheduler.handover_processes import TRAINER, WORKER, Machine, Process
+from tests.services.scheduler.handover_trainer import Trainer
+from tests.services.scheduler.handover_worker import NUM_TOKENS, Generation, Worker
+from tests.services.scheduler.handover_world import World
+from tests.services.scheduler.scheduler_world import RUN
 
 NODES = ("a", "b", "c", "d")
 BOTH, ROLLS_OUT, TRAINS = (WORKER, TRAINER), (WORKER,), (TRAINER,)

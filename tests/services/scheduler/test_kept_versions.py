@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_fleet import Sim, machine
 
 from seamlessflow.contracts import NodeStatus, Role
 from seamlessflow_scheduler.placement.pinned_versions import STEP_SECONDS, Keeper, Kept, kept
 from seamlessflow_scheduler.policy import Demand
+from tests.services.scheduler.test_fleet import Sim, machine
 
 SLOTS = 8
 VERSIONS = st.integers(0, 7)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rhythm_builders import ended, told
 
 from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import (
@@ -34,6 +33,7 @@ from seamlessflow_scheduler.fleet_state import HeldLease
 from seamlessflow_scheduler.placement.plan import next_plan
 from seamlessflow_scheduler.policy.base import Demand, Node, Process
 from seamlessflow_scheduler.run import demand_of
+from tests.services.scheduler.rhythm_builders import ended, told
 
 RUN, ENV = "demo-0001", "solver"
 TAGS = ("long+rollout", "rollout")

@@ -8,7 +8,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_world import RUN, config, origin
 
 from seamlessflow.contracts import (
     BatchReady,
@@ -26,6 +25,7 @@ from seamlessflow.contracts import (
     TrainerStarted,
 )
 from seamlessflow_scheduler.admission.measurements import Measures
+from tests.services.scheduler.scheduler_world import RUN, config, origin
 
 WORKER, TRAINER = "rollout-worker", "trainer"
 Told = tuple[Event, float]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from rhythm_builders import ended, evaluated, kinds, told
-from scheduler_world import RUN, config, origin, task, tasks
 
 from seamlessflow.contracts import (
     BatchReady,
@@ -20,6 +18,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.streams import commons
 from seamlessflow_scheduler.admission.run_state import Progress, episode_id, episode_seed, group_id
+from tests.services.scheduler.rhythm_builders import ended, evaluated, kinds, told
+from tests.services.scheduler.scheduler_world import RUN, config, origin, task, tasks
 
 
 def test_a_task_becomes_one_group_of_episodes_with_derived_ids_and_seeds():

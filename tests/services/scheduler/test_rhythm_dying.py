@@ -6,7 +6,6 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_world import RUN, Agents, Journal, Trainer, config, tasks
 
 from seamlessflow.contracts import (
     EpisodeEnded,
@@ -24,6 +23,7 @@ from seamlessflow.contracts import (
 from seamlessflow.reports.ledger import Ledger
 from seamlessflow_scheduler.admission.decisions import admission_bound, decide
 from seamlessflow_scheduler.admission.run_state import Progress
+from tests.services.scheduler.scheduler_world import RUN, Agents, Journal, Trainer, config, tasks
 
 
 @settings(max_examples=60, deadline=None)

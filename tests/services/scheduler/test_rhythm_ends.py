@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from rhythm_builders import ended, evaluated, kinds, told
-from scheduler_world import RUN, config, task, tasks
-
 from seamlessflow.contracts import (
     EpisodeOpened,
     EpisodeStatus,
@@ -18,6 +15,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow_scheduler.admission.decisions import Observation, decide
 from seamlessflow_scheduler.admission.run_state import Progress
+from tests.services.scheduler.rhythm_builders import ended, evaluated, kinds, told
+from tests.services.scheduler.scheduler_world import RUN, config, task, tasks
 
 
 def test_the_rest_is_trained_when_no_further_batch_can_be_filled():

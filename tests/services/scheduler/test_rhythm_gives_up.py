@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from rhythm_builders import ended, evaluated, kinds, told
-from scheduler_world import RUN, config, task, tasks
 
 from seamlessflow.contracts import (
     EpisodeEnded,
@@ -20,6 +18,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow_scheduler.admission.decisions import decide
 from seamlessflow_scheduler.admission.run_state import Progress
+from tests.services.scheduler.rhythm_builders import ended, evaluated, kinds, told
+from tests.services.scheduler.scheduler_world import RUN, config, task, tasks
 
 
 def failed(opened: EpisodeOpened, reason: str = "No module named 'x'") -> EpisodeEnded:

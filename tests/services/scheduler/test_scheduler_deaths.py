@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scheduler_bench import ROUNDS, Bench, until
-from scheduler_history import check_the_history
-from scheduler_world import RUN, tasks
 
 from seamlessflow.bus.base import Record
 from seamlessflow.bus.memory.bus import MemoryBus
@@ -18,6 +15,9 @@ from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.errors import Unavailable
 from seamlessflow_scheduler import service
 from seamlessflow_scheduler.leadership import Leadership
+from tests.services.scheduler.scheduler_bench import ROUNDS, Bench, until
+from tests.services.scheduler.scheduler_history import check_the_history
+from tests.services.scheduler.scheduler_world import RUN, tasks
 
 
 @pytest.mark.parametrize("num_events", [30, 45, 70, 120, 160])

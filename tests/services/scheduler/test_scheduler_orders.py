@@ -6,9 +6,6 @@ import asyncio
 import time
 import types
 
-from scheduler_bench import MACHINE, TRAINER, WORKER, Bench, until
-from scheduler_world import RUN, task
-
 from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.codec import pack_record
 from seamlessflow.contracts import EpisodeOpened, NodeOrder, NodeStatus, Role, RoleAssigned, Service
@@ -16,6 +13,8 @@ from seamlessflow.contracts.fleet import CONFLICT
 from seamlessflow.contracts.routes import NODES_BUCKET, ORDERS_BUCKET
 from seamlessflow.contracts.streams import queue_stream
 from seamlessflow.runtime import Presence, presence
+from tests.services.scheduler.scheduler_bench import MACHINE, TRAINER, WORKER, Bench, until
+from tests.services.scheduler.scheduler_world import RUN, task
 
 TWO = {**MACHINE, ("gpu2", WORKER): "rollout", ("gpu2", TRAINER): "train"}
 

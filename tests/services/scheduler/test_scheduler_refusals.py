@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler_bench import Bench, until
-from scheduler_world import RUN, document, task
-
 from seamlessflow.bus.base import Message
 from seamlessflow.contracts import DeadLetter, RunPhase, RunRequested, RunStopRequested
 from seamlessflow.contracts.routes import CONTROL_STREAM
+from tests.services.scheduler.scheduler_bench import Bench, until
+from tests.services.scheduler.scheduler_world import RUN, document, task
 
 
 async def test_tasks_nobody_can_do_and_bytes_that_are_no_task_are_dead_letters(bench: Bench):

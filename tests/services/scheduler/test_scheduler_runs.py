@@ -7,9 +7,6 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from scheduler_bench import ROUNDS, Bench, until
-from scheduler_history import check_the_history
-from scheduler_world import RUN, Agents, config
 
 from seamlessflow.bus.memory.bus import MemoryBus
 from seamlessflow.contracts import (
@@ -30,6 +27,9 @@ from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_
 from seamlessflow.errors import Unavailable
 from seamlessflow_scheduler import service as clearing
 from seamlessflow_scheduler.service import Scheduler
+from tests.services.scheduler.scheduler_bench import ROUNDS, Bench, until
+from tests.services.scheduler.scheduler_history import check_the_history
+from tests.services.scheduler.scheduler_world import RUN, Agents, config
 
 
 async def test_a_run_goes_from_request_to_end(bench: Bench):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from scheduler_bench import MACHINE, TRAINER, Bench, until
-from scheduler_history import check_the_history
-from scheduler_world import RUN, tasks
 
 from seamlessflow.bus.base import Message, Stored
 from seamlessflow.bus.memory.bus import MemoryBus
@@ -16,6 +13,9 @@ from seamlessflow.contracts.streams import journal_stream
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import Unavailable
 from seamlessflow_scheduler import service
+from tests.services.scheduler.scheduler_bench import MACHINE, TRAINER, Bench, until
+from tests.services.scheduler.scheduler_history import check_the_history
+from tests.services.scheduler.scheduler_world import RUN, tasks
 
 
 async def test_two_runs_share_one_machine_one_after_the_other(bench: Bench):

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_bench import Bench, until
-from scheduler_world import RUN, Journal, config, tasks
 
 from seamlessflow.bus.base import Message, Stored
 from seamlessflow.bus.memory.bus import MemoryBus
@@ -37,6 +35,8 @@ from seamlessflow_scheduler.config import SchedulerSettings
 from seamlessflow_scheduler.leases import LeaseBook
 from seamlessflow_scheduler.paced_publisher import Turn, Voice
 from seamlessflow_scheduler.run import SLICE, Conductor
+from tests.services.scheduler.scheduler_bench import Bench, until
+from tests.services.scheduler.scheduler_world import RUN, Journal, config, tasks
 
 GROUPS, MEMBERS = 20, 10
 MANY = {"algorithm": {"steps": 3, "groups_per_step": GROUPS, "group_size": MEMBERS, "max_staleness": 1}}

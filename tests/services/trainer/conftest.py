@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_world import World, make_tiny_llama, run_document
+
+from tests.services.trainer.trainer_world import World, make_tiny_llama, run_document
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

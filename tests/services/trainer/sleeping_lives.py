@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from virtual_time import wait_inline
-
 from seamlessflow.bus.base import Delivery, Entry, Handler, KeyValue, Message, Record, Stored, Subscription
 from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.errors import SequenceMismatch, Unavailable
 from seamlessflow.store.large_payloads import Store
+from tests.services.trainer.virtual_time import wait_inline
 
 
 class Fault(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from sleeping_lives import Fault, Misfortune
+from tests.services.trainer.sleeping_lives import Fault, Misfortune
 
 MOST_POINTS = 220
 """A few more than a life has that takes all steps alone."""

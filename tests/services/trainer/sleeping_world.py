@@ -26,11 +26,6 @@ from unittest.mock import patch
 
 import seamlessflow.bus.memory_log
 import structlog
-from sleeping_lives import Fault, Life, LifeBus, LifeStore, Misfortune
-from sleeping_plans import Plan
-from three_numbers import ThreeNumbers
-from trainer_world import RUN, samples_ready
-from virtual_time import Stuck, VirtualTimeLoop, threads_inline
 
 import seamlessflow.runtime.context
 import seamlessflow_trainer.service
@@ -65,6 +60,11 @@ from seamlessflow.errors import Superseded
 from seamlessflow.runtime import Journal, make_context
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.service import Trainer
+from tests.services.trainer.sleeping_lives import Fault, Life, LifeBus, LifeStore, Misfortune
+from tests.services.trainer.sleeping_plans import Plan
+from tests.services.trainer.three_numbers import ThreeNumbers
+from tests.services.trainer.trainer_world import RUN, samples_ready
+from tests.services.trainer.virtual_time import Stuck, VirtualTimeLoop, threads_inline
 
 STEPS, KEEP = 3, 2
 TEACHING = ("g0", "g1", "g2", "g3", "g4")

@@ -6,8 +6,6 @@ import json
 from collections import Counter
 
 from safetensors.torch import load
-from sleeping_world import KEEP, Outcome, closed_groups
-from three_numbers import trained_groups
 
 from seamlessflow.checkpoints.commit_history import Claimed
 from seamlessflow.contracts import (
@@ -23,6 +21,8 @@ from seamlessflow.reports.ledger import Ledger
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE
 from seamlessflow.weights.digests import hex_of
 from seamlessflow.weights.stored_file import stored_file
+from tests.services.trainer.sleeping_world import KEEP, Outcome, closed_groups
+from tests.services.trainer.three_numbers import trained_groups
 
 
 def violations(outcome: Outcome) -> list[str]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_world import RUN, World, by_index, run_document, samples_ready
 
 from seamlessflow.config.run import parse_run_config
 from seamlessflow.config.training_sections import AlgorithmSection
@@ -31,6 +30,7 @@ from seamlessflow_trainer.data.batch import joined, make_batch
 from seamlessflow_trainer.data.groups import Group
 from seamlessflow_trainer.learner.model_loading import load_learner
 from seamlessflow_trainer.steps.logprob_gap_alarm import GapSum, episode_gaps, gaps_of, sampled_by
+from tests.services.trainer.trainer_world import RUN, World, by_index, run_document, samples_ready
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sleeping_lives import Fault
-from sleeping_plans import Plan, plan_of
-from sleeping_world import Outcome, play, stage
-from surviving_chain import violations
+
+from tests.services.trainer.sleeping_lives import Fault
+from tests.services.trainer.sleeping_plans import Plan, plan_of
+from tests.services.trainer.sleeping_world import Outcome, play, stage
+from tests.services.trainer.surviving_chain import violations
 
 ORDERS, MANY_ORDERS = 2_000, 20_000
 UNFENCED_ORDERS = 1_000

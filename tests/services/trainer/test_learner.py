@@ -11,7 +11,6 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_world import VOCABULARY, make_tiny_llama, run_document, samples_ready
 
 from seamlessflow.config.run import parse_run_config
 from seamlessflow.config.training_sections import AlgorithmSection
@@ -29,6 +28,7 @@ from seamlessflow_trainer.learner.model_loading import (
     served_dtype,
 )
 from seamlessflow_trainer.steps.checkpoints import snapshot
+from tests.services.trainer.trainer_world import VOCABULARY, make_tiny_llama, run_document, samples_ready
 
 TEMPERATURE = 0.7
 

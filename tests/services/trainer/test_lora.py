@@ -11,7 +11,6 @@ import torch
 import transformers
 from safetensors.torch import load, load_file
 from torch import Tensor
-from trainer_world import RUN, VOCABULARY, make_tiny_llama, run_document, samples_ready
 
 from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import Float32s, Int32s, Sample
@@ -28,6 +27,7 @@ from seamlessflow_trainer.learner.lora import AdapterLearner, MergedLayer
 from seamlessflow_trainer.learner.model_loading import load_learner
 from seamlessflow_trainer.steps.checkpoints import snapshot
 from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
+from tests.services.trainer.trainer_world import RUN, VOCABULARY, make_tiny_llama, run_document, samples_ready
 
 TEMPERATURE = 0.7
 RANK = 3

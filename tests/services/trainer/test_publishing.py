@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_trainer_versions import Weights
-from trainer_world import RUN, World, by_index, run_document
 
 from seamlessflow.bus.base import Bus, KeyValue
 from seamlessflow.bus.jetstream import connect
@@ -32,6 +30,8 @@ from seamlessflow_trainer.weights import publisher as publishing
 from seamlessflow_trainer.weights import version_files
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 from seamlessflow_trainer.weights.version_files import MOST_MISSES, NumbersOnly, VersionMaker
+from tests.services.trainer.test_trainer_versions import Weights
+from tests.services.trainer.trainer_world import RUN, World, by_index, run_document
 
 
 @pytest.fixture(params=["memory", "jetstream"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from trainer_world import RUN, World, by_index, make_tiny_llama, run_document
 
 from seamlessflow.contracts import Role, RunStopRequested, StepTaken, TrainerStarted, TrainingEnded, WeightsPublished
 from seamlessflow.weights import WEIGHTS_FILE
 from seamlessflow.weights.adapters import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from seamlessflow.weights.manifest import read_manifest
+from tests.services.trainer.trainer_world import RUN, World, by_index, make_tiny_llama, run_document
 
 
 def lora_document(model: Path, lora: dict[str, Any] | None = None, **algorithm: object) -> dict[str, Any]:

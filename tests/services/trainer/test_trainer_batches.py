@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from trainer_accounts import feed
-from trainer_world import World
 
 from seamlessflow.contracts import Role, StepTaken
 from seamlessflow_trainer.data.batch import make_batch
 from seamlessflow_trainer.steps import train_step
+from tests.services.trainer.trainer_accounts import feed
+from tests.services.trainer.trainer_world import World
 
 
 @pytest.mark.parametrize("begin_share", [1.0, 0.5], ids=["whole", "in_parts"])

@@ -22,7 +22,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trainer_world import NODE, RUN, World, by_index
 
 from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
 from seamlessflow.config.run import RunConfig
@@ -36,6 +35,7 @@ from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.device_turn import DeviceTurn
 from seamlessflow_trainer.learner.learner import StepFigures
+from tests.services.trainer.trainer_world import NODE, RUN, World, by_index
 
 MakeWorld = Callable[..., Awaitable[World]]
 
@@ -171,7 +171,7 @@ async def test_a_learner_of_ones_own_is_told_how_many_nodes_take_each_step(make_
 
 async def plain_policy(world: World) -> Any:
     """Answers of the base model, said to be the newest version's."""
-    from trainer_world import Policy
+    from tests.services.trainer.trainer_world import Policy
 
     version = (await world.heard(WeightsPublished))[-1].weights_version
     return Policy(weights={}, version=version, temperature=0.7, model=world.model)

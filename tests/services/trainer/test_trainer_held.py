@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from trainer_accounts import feed
-from trainer_world import RUN, World
 
 from seamlessflow.bus.base import Message
 from seamlessflow.checkpoints.commit_claim import CommitClaim, read_commits
@@ -44,6 +42,8 @@ from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, publish_folder
 from seamlessflow_trainer.steps import checkpoints
 from seamlessflow_trainer.steps.checkpoints import BARRIER, BARRIER_WORDS, CheckpointStore
+from tests.services.trainer.trainer_accounts import feed
+from tests.services.trainer.trainer_world import RUN, World
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainer_world import RUN, VOCABULARY, samples_ready
 
 from seamlessflow.bus.base import Delivery
 from seamlessflow.contracts import DropReason, Event, Float32s, GroupDropped, Int32s, Sample, SamplesReady, TrainingEndRequested
@@ -15,6 +14,7 @@ from seamlessflow.contracts.subjects import subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
 from seamlessflow_trainer.data.groups import GroupBook
 from seamlessflow_trainer.data.sample_queue import Intake
+from tests.services.trainer.trainer_world import RUN, VOCABULARY, samples_ready
 
 
 class Message:

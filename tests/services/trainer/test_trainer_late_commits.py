@@ -16,8 +16,6 @@ from contextlib import suppress
 
 import pytest
 import torch
-from trainer_accounts import feed
-from trainer_world import ACK_WAIT_SECONDS, RUN, DyingBus, World
 
 from seamlessflow.bus.base import Message, Stored
 from seamlessflow.checkpoints.commit_history import CommitHistory
@@ -43,6 +41,8 @@ from seamlessflow_trainer.learner.factory import build_learner
 from seamlessflow_trainer.service import Trainer
 from seamlessflow_trainer.steps import checkpoints
 from seamlessflow_trainer.steps.checkpoints import CheckpointStore
+from tests.services.trainer.trainer_accounts import feed
+from tests.services.trainer.trainer_world import ACK_WAIT_SECONDS, RUN, DyingBus, World
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -22,8 +22,6 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_accounts import check_accounts, feed, on_subject, until_all_is_acknowledged
-from trainer_world import NODE, RUN, World
 
 from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.contracts import BatchReady, GroupTrained, Role, StepsCommitted, StepTaken, TrainerStarted, TrainingEnded
@@ -34,6 +32,8 @@ from seamlessflow_trainer import service
 from seamlessflow_trainer.learner.learner import Learner
 from seamlessflow_trainer.steps.checkpoints import BARRIER, Checkpoint, CheckpointStore, Snapshot
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
+from tests.services.trainer.trainer_accounts import check_accounts, feed, on_subject, until_all_is_acknowledged
+from tests.services.trainer.trainer_world import NODE, RUN, World
 
 MakeWorld = Callable[..., Awaitable[World]]
 NUM_STEPS = 3

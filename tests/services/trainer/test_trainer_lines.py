@@ -13,9 +13,6 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-from test_trainer_gang import is_free, until
-from trainer_accounts import feed
-from trainer_world import NODE, RUN, World
 
 from seamlessflow.bus.memory import stream
 from seamlessflow.checkpoints.commit_claim import CommitClaim
@@ -26,6 +23,9 @@ from seamlessflow_trainer import incarnations
 from seamlessflow_trainer.incarnations import LONGEST_PAUSE_SECONDS, pause_seconds
 from seamlessflow_trainer.learner.learner import Abandoned, Learner
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
+from tests.services.trainer.test_trainer_gang import is_free, until
+from tests.services.trainer.trainer_accounts import feed
+from tests.services.trainer.trainer_world import NODE, RUN, World
 
 MakeWorld = Callable[..., Awaitable[World]]
 

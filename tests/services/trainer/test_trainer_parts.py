@@ -23,9 +23,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_learner import a_learner, random_sample
-from trainer_accounts import until_all_is_acknowledged
-from trainer_world import RUN, VOCABULARY, World, by_index, run_document, samples_ready
 
 from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import (
@@ -44,6 +41,9 @@ from seamlessflow_trainer.data.batch import Feed, TrainingBatch, joined, make_ba
 from seamlessflow_trainer.data.groups import Group
 from seamlessflow_trainer.learner.learner import Abandoned
 from seamlessflow_trainer.steps import train_step
+from tests.services.trainer.test_learner import a_learner, random_sample
+from tests.services.trainer.trainer_accounts import until_all_is_acknowledged
+from tests.services.trainer.trainer_world import RUN, VOCABULARY, World, by_index, run_document, samples_ready
 
 MakeWorld = Callable[..., Awaitable[World]]
 GROUPS = ("a", "b", "c", "d")

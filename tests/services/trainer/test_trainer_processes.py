@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from trainer_accounts import feed
-from trainer_world import NODE, RUN, World, run_document
 
 from seamlessflow.bus.jetstream import connect
 from seamlessflow.bus.nats_server import EmbeddedServer
@@ -42,6 +40,8 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.routes import BUCKETS, CONTROL_STREAM, HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow_trainer.steps.checkpoints import BARRIER_WORDS
+from tests.services.trainer.trainer_accounts import feed
+from tests.services.trainer.trainer_world import NODE, RUN, World, run_document
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from structlog.testing import capture_logs
-from trainer_world import RUN, World, by_index, run_document
 from typer.testing import CliRunner
 
 from seamlessflow.cli import app
@@ -21,6 +20,7 @@ from seamlessflow.weights.reader_leases import Reader
 from seamlessflow.weights.retention import NEWEST
 from seamlessflow_trainer.steps import train_step
 from seamlessflow_trainer.weights import publisher
+from tests.services.trainer.trainer_world import RUN, World, by_index, run_document
 
 
 async def world_of(folder: Path, model: Path, *, steps: int) -> World:

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from trainer_accounts import check_accounts, feed, on_subject, until_all_is_acknowledged
-from trainer_world import RUN, World
 
 from seamlessflow.contracts import (
     Role,
@@ -22,6 +20,8 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.subjects import subject_filter
+from tests.services.trainer.trainer_accounts import check_accounts, feed, on_subject, until_all_is_acknowledged
+from tests.services.trainer.trainer_world import RUN, World
 
 MakeWorld = Callable[..., Awaitable[World]]
 NUM_STEPS = 5

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load, load_file
 from structlog.testing import capture_logs
 from torch import Tensor
-from trainer_world import RUN, World, by_index, run_document
 
 from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.contracts import Role, StepTaken, TrainerStarted, TrainingEnded, WeightsHead, WeightsPublished
@@ -24,6 +23,7 @@ from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
 from seamlessflow_trainer.weights.version_files import MOST_MISSES, VersionMaker
+from tests.services.trainer.trainer_world import RUN, World, by_index, run_document
 
 
 class Weights:

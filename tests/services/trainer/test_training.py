@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_world import ACK_WAIT_SECONDS, NODE, RUN, World, by_index, make_tiny_llama, samples_ready
 
 from seamlessflow.contracts import (
     BatchReady,
@@ -31,6 +30,7 @@ from seamlessflow.contracts import (
 from seamlessflow.runtime import DeviceLock
 from seamlessflow.weights import fetch_folder, folders_of_versions, model_path
 from seamlessflow_trainer.steps.checkpoints import BARRIER
+from tests.services.trainer.trainer_world import ACK_WAIT_SECONDS, NODE, RUN, World, by_index, make_tiny_llama, samples_ready
 
 MakeWorld = Callable[..., Awaitable[World]]
 

@@ -6,10 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from trainer_world import World, by_index
-
 from seamlessflow.bus.base import Message
 from seamlessflow.contracts import GroupTrained, StepsCommitted, StepTaken, TrainerClaimed, TrainerStarted, WeightsPublished
+from tests.services.trainer.trainer_world import World, by_index
 
 
 def on_subject(ending: str, occurrence: int = 1) -> Callable[[Message], bool]:

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import seamlessflow
+from seamlessflow.checkout import checkout_root
 from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import EpisodeOpened, EpisodeStatus
-from seamlessflow.local import child_processes
 from seamlessflow_agent_runner.processes.agent_child import TASK_VARIABLE
 from seamlessflow_agent_runner.processes.agent_process import Cause, Ending
 from seamlessflow_agent_runner.processes.forkserver_client import Kind, Launch
 
 from .deadline import overall_seconds
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-"""Where ``services`` lies; entrypoints and verifiers are imported with it on their path."""
-LIBRARY = Path(child_processes.__file__).resolve().parents[1]
+CHECKOUT = checkout_root()
+"""Entrypoints and verifiers are imported with it on their path; without a checkout it is the service's working directory."""
+LIBRARY = Path(seamlessflow.__file__).resolve().parents[1]
 """Where ``seamlessflow`` lies: what agents are forked from imports a module of it."""
 ENTRY = "entry"
 """Key of a task's data that holds a reasoning-gym entry, its answer included: for the scorer, never for the agent."""

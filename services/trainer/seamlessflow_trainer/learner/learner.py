@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from seamlessflow.config.training_sections import AlgorithmSection
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow_trainer.algorithms.grpo import policy_loss
 from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap
-from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.data.packing import MicroBatch, Path, pack_group, plan_micro_batches, to_micro_batch
+
+if TYPE_CHECKING:  # a batch knows that steps are abandoned
+    from seamlessflow_trainer.data.batch import TrainingBatch
 
 STATE_KINDS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's tensors for each parameter."""

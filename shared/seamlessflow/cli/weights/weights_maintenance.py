@@ -11,7 +11,6 @@ from rich.console import Console
 from seamlessflow.errors import ConfigError
 from seamlessflow.weights.inventory import Listed
 from seamlessflow.weights.retention import NEWEST, goes, stays
-from seamlessflow.weights.verify import Verifier, line_of
 
 from .version_lookup import Found, beside, look_again
 from .version_tables import bytes_words, plan_table
@@ -58,6 +57,8 @@ async def collect(found: Found, keep: int, console: Console, *, delete: bool) ->
 
 async def verify_versions(found: Found, version: int | None, console: Console) -> int:
     """Prints a line for each version (None: for all that are complete) and one for each fault; returns how many there are."""
+    from seamlessflow.weights.verify import Verifier, line_of  # numpy: not for every command
+
     complete = [each for each in found.listed if each.manifest is not None]
     wanted = complete if version is None else line_of(found.choose(version), complete)
     faults = _faults_of_run(found) if version is None else []

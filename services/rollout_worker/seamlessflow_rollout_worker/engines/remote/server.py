@@ -132,7 +132,7 @@ class RemoteServer:
                 f"{self.name} says that it loaded weights, and samples as if it had not, or not all of them. Does it see the "
                 f"same files at {folder} (model.engine_options.path_map)? vLLM on a CPU keeps the output layer of a model with "
                 "one matrix for input and output: start it with --worker-extension-cls seamlessflow_rollout_worker.engines."
-                "vllm_worker.LoadsFromFile (this project on its PYTHONPATH), and say "
+                "vllm.worker_extension.LoadsFromFile (services/rollout_worker of a checkout on its PYTHONPATH), and say "
                 'model.engine_options.loader = "load_from_file"'
             )
 
