@@ -39,7 +39,7 @@ from seamlessflow.contracts import (
     TrainerStarted,
 )
 from seamlessflow.runtime import Settling
-from seamlessflow_scheduler.placement.plan import Plan
+from seamlessflow_scheduler.placement.plan import FleetPlan
 from seamlessflow_scheduler.run import SLICE
 
 from .constants import MAX_STALENESS
@@ -231,7 +231,7 @@ class _World:
     def _look(self) -> None:
         """Time a decision, then let the nodes obey what it changed."""
         self._now += 1e-3
-        plans: list[Plan] = []
+        plans: list[FleetPlan] = []
 
         spent = _milliseconds(lambda: plans.append(self.scheduler.plan(self._now))) + max(self._answers, default=0.0)
         plan = plans[0]
