@@ -1,4 +1,4 @@
-"""A whole run in virtual time: the scheduler's real policies and rhythm, simulated nodes, agents and trainer. Deterministic.
+"""A whole run in virtual time: the scheduler's real policies and decisions, simulated nodes, agents and trainer. Deterministic.
 
 ``simulate(scene)`` gives an ``Outcome``. A scene is a fleet, a workload, a cost and a mode; the same scene gives the same
 outcome.

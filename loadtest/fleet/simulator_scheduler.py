@@ -1,7 +1,7 @@
-"""The scheduler's own pure code in virtual time: progress, rhythm, measures and plan, fed with events instead of a bus.
+"""The scheduler's own pure code in virtual time: progress, decisions, measurements and plan, fed with events without a bus.
 
-What ``seamlessflow_scheduler.run`` and ``service`` do with a bus in between: take an event in, say what is due, look at
-the fleet, write the leases that changed. No decision is made here.
+It replaces ``seamlessflow_scheduler.run`` and ``service`` with their bus: applies an event, publishes due events, observes
+the fleet, and writes the leases that changed. No decision is made here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class VirtualScheduler:
         self._statuses = {key: each for key, each in self._statuses.items() if key[0] != node}
 
     def submit(self, tasks: Iterable[tuple[str, str]], now: float) -> None:
-        """Users publish tasks, each with what it asks; what they lead to is said with the next event."""
+        """Users publish tasks, each with its prompt; their consequences are published with the next event."""
         for task, prompt in tasks:
             self.progress.apply(TaskSubmitted(run=self.run, task=task, env=ENV, prompt=prompt), now)
 
@@ -65,16 +65,16 @@ class VirtualScheduler:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Say what is due until nothing is."""
+        """Publish due events until none is left."""
         while due := next_events(self.progress):
             self._publish(due, now)
 
     def hear(self, event: Event, now: float) -> None:
-        """An event alone; what is due after it is for ``publish_slice``, as in the real conductor."""
+        """An event alone; its consequences are for ``publish_slice``, as in the real ``ScheduledRun``."""
         self._apply(event, now)
 
     def publish_slice(self, now: float, most: int) -> bool:
-        """Say some of what is due; False: nothing is."""
+        """Publish some due events; False: none is due."""
         due = next_events(self.progress, most=most)
         self._publish(due, now)
         return bool(due)

@@ -51,7 +51,7 @@ from .paced_publisher import FairLock, PacedPublisher
 from .policy import Demand
 
 
-def demand_of(config: RunConfig, progress: RunProgress, measures: RunMeasurements) -> Demand:
+def demand_of(config: RunConfig, progress: RunProgress, measurements: RunMeasurements) -> Demand:
     """What a run needs of the fleet, from its document, progress and measurements. Pure."""
     fleet, algorithm = config.fleet, config.algorithm
     return Demand(
@@ -70,7 +70,7 @@ def demand_of(config: RunConfig, progress: RunProgress, measures: RunMeasurement
         groups_per_step=algorithm.groups_per_step,
         groups_ready=progress.groups_ready,
         max_staleness=algorithm.max_staleness,
-        rates=measures.rates,
+        rates=measurements.rates,
         settled_epochs=progress.settled_epochs,
     )
 
@@ -149,7 +149,7 @@ class ScheduledRun:
     async def fold(self) -> None:
         """Rebuild the state from the journal, and read from CTL whether a stop was requested."""
         began = time.monotonic()
-        progress, measures, num_events = RunProgress(self.run, self.config), RunMeasurements(self.run, self.config), 0
+        progress, measurements, num_events = RunProgress(self.run, self.config), RunMeasurements(self.run, self.config), 0
         kinds = (kind for kind in CONSUMED if kind is not RunStopRequested)
         filters = dict.fromkeys(subject for kind in kinds for subject in subject_filters(kind, self.run))
         async for record in self._context.bus.read(journal_stream(self.run), filters=list(filters)):
@@ -158,13 +158,13 @@ class ScheduledRun:
             except MalformedMessage:
                 continue  # the queue brings it too, and that one is dead-lettered
             if progress.apply(event, record.time):
-                measures.apply(event, record.time)
+                measurements.apply(event, record.time)
             self._settling.tick()
             num_events += 1
         stop = await self._context.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=self.run))
         if stop is not None:
             progress.apply(await self._context.journal.open(stop), stop.time)
-        self.progress, self.measurements = progress, measures
+        self.progress, self.measurements = progress, measurements
         log.info("run.folded", run=self.run, num_events=num_events, took_seconds=round(time.monotonic() - began, 3))
 
     async def stop(self, event: RunStopRequested) -> None:

@@ -1,4 +1,4 @@
-"""Openings are published in slices: events, ticks and leases get in between; a death in the middle loses and repeats nothing."""
+"""Openings are published in slices: events, ticks and leases get in between; a death in between loses and repeats nothing."""
 
 from __future__ import annotations
 

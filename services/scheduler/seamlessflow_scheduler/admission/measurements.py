@@ -330,12 +330,12 @@ _APPLY: dict[type[Event], Callable[[RunMeasurements, Any, float], None]] = {
     RoleReleased: RunMeasurements._on_role_released,
     GroupAdmitted: RunMeasurements._on_group_admitted,
     EpisodeEnded: RunMeasurements._on_episode_ended,
-    GroupTrained: lambda measures, event, at: measures._close(event.group),
+    GroupTrained: lambda measurements, event, at: measurements._close(event.group),
     GroupDropped: RunMeasurements._on_group_dropped,
     TrainerStarted: RunMeasurements._on_trainer_started,
     BatchReady: RunMeasurements._on_batch_ready,
     StepTaken: RunMeasurements._on_step_taken,
-    StepsCommitted: lambda measures, event, at: measures._steps.committed(event),
+    StepsCommitted: lambda measurements, event, at: measurements._steps.committed(event),
 }
 MEASURED: tuple[type[Event], ...] = tuple(_APPLY)
 """Events that are measured: what is read back from the journal at start."""
