@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from seamlessflow_scheduler.policy.base import TRAIN, Assignment, Demand, Node, rollout, trainer_of
-from seamlessflow_scheduler.policy.gang import choose_members, steered
+from seamlessflow_scheduler.policy.gang import choose_members, gang_assignments
 
 from .constants import MAX_STALENESS
 from .simulator import Mode, Scene, simulate
@@ -45,7 +45,7 @@ def idle_lending(fleet: Sequence[Node], demand: Demand, now: float) -> list[Assi
 
     if not demand.wants_train and demand.groups_ready < demand.groups_per_step:
         return [lent(node) for node in fleet]
-    return steered(fleet, demand, now, lead, members, "a batch is ready", lent)
+    return gang_assignments(fleet, demand, now, lead, members, "a batch is ready", lent)
 
 
 def modes(nodes: int, split: int, max_staleness: int = MAX_STALENESS) -> dict[str, Mode]:

@@ -1,7 +1,7 @@
 """What one scheduling decision costs at a size: the scheduler's pure code, fed with a run's events, without a bus.
 
 A decision answers an event: take it in, look at all processes, ask the policy, compare with the leases that stand, say what is
-due after it. A step taken may open thousands of episodes; those are said in slices, as the real conductor does, and others get
+due after it. A step taken may open thousands of episodes; these are published in slices, as in the scheduler, and others get
 in between, so of all slices the longest counts (what all of them took together is told apart: ``answers``). What the scheduler
 reads from and writes to a bus is not in it. Where several events come before one look, the one that took longest counts. A
 look that follows no event and changes nothing is none. Timed in CPU time of the thread, so that other load on the machine does
@@ -39,7 +39,7 @@ from seamlessflow.contracts import (
     TrainerStarted,
 )
 from seamlessflow.runtime import Settling
-from seamlessflow_scheduler.placement.plan import Plan
+from seamlessflow_scheduler.placement.plan import FleetPlan
 from seamlessflow_scheduler.run import SLICE
 
 from .constants import MAX_STALENESS
@@ -56,7 +56,7 @@ WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """``milliseconds``: of each decision; ``changing``: of those that opened episodes, said something else or changed a lease.
+    """``milliseconds``: of each decision; ``changing``: of those that published an event or changed a lease.
 
     ``megabytes``: of the whole process at the end.
     """
@@ -72,7 +72,7 @@ class Decisions:
     num_changes: int
     """Leases that the decisions changed."""
     answers: list[float]
-    """Milliseconds of all slices after one event together, where something was said."""
+    """Milliseconds of all slices after one event together, where an event was published."""
     pauses: list[float]
     """Milliseconds of each walk of the garbage collector."""
 
@@ -159,8 +159,8 @@ class _World:
         self.changing: list[float] = []
         self._answers: list[float] = []
         """Milliseconds of each event since the last look."""
-        self._num_said = self._num_said_before = 0
-        """Events that the scheduler itself said, now and at the last look."""
+        self._num_published = self._num_published_before = 0
+        """Events that the scheduler itself published, now and at the last look."""
         self.num_open = self.num_changes = 0
         self._scene, self._now = scene, 0.0
         self._opened: list[tuple[str, int, EpisodeOrigin]] = []
@@ -225,18 +225,18 @@ class _World:
 
     def _publish(self, event: object) -> None:
         """Time an event; it is part of the decision that the next look completes."""
-        self._num_said -= 1  # the scheduler is told this one, and did not say it
+        self._num_published -= 1  # this one is applied by the scheduler, not published by it
         self._answers.append(_milliseconds(lambda: self.scheduler.hear(event, self._now)))  # type: ignore[arg-type]
 
     def _look(self) -> None:
         """Time a decision, then let the nodes obey what it changed."""
         self._now += 1e-3
-        plans: list[Plan] = []
+        plans: list[FleetPlan] = []
 
         spent = _milliseconds(lambda: plans.append(self.scheduler.plan(self._now))) + max(self._answers, default=0.0)
         plan = plans[0]
         spent += self._say_what_is_due()
-        changes = bool(plan.changes) or self._num_said > self._num_said_before
+        changes = bool(plan.changes) or self._num_published > self._num_published_before
         if changes or self._answers:
             self.milliseconds.append(spent)
         if changes:
@@ -244,7 +244,7 @@ class _World:
         self._answers.clear()
         self.num_changes += len(plan.changes)
         self.scheduler.write(plan, self._now)
-        self._num_said_before = self._num_said
+        self._num_published_before = self._num_published
         told, self._told = self._told, []
         for name, lease in told:
             self._obey(name, lease)
@@ -259,7 +259,7 @@ class _World:
         return max(slices)
 
     def _on_told(self, event: object) -> None:
-        self._num_said += 1
+        self._num_published += 1
         if self._settling is not None:
             self._settling.tick()
 

@@ -117,7 +117,7 @@ Take = Callable[[str, Callable[[], Result]], None]
 
 
 def _play_timed(plan: Plan, options: argparse.Namespace, take: Take) -> None:
-    """One after the other, and nothing beside them: they share this machine with nobody."""
+    """One after the other, and nothing beside them: they have this machine to themselves."""
     for place, planned in enumerate(plan.timed, start=1):
         cell = planned.base if options.quick else cell_of(planned.way, planned.base)
         name = f"[{place}/{len(plan.timed)} timed] {cell.run} (gang {cell.train_nodes} of {cell.nodes}{_churn_words(planned)})"

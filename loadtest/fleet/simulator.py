@@ -1,4 +1,4 @@
-"""A whole run in virtual time: the scheduler's real policies and rhythm, simulated nodes, agents and trainer. Deterministic.
+"""A whole run in virtual time: the scheduler's real policies and decisions, simulated nodes, agents and trainer. Deterministic.
 
 ``simulate(scene)`` gives an ``Outcome``. A scene is a fleet, a workload, a cost and a mode; the same scene gives the same
 outcome.
@@ -20,7 +20,7 @@ from seamlessflow.contracts import (
     Service,
     StepTaken,
 )
-from seamlessflow.contracts.streams import commons
+from seamlessflow.contracts.streams import unowned_bucket
 from seamlessflow_rollout_worker.generations.context_budget import LOOK_SECONDS
 
 from .constants import CONTROL_SECONDS
@@ -165,7 +165,7 @@ class Simulation:
         return self.scene.workload.episode(task, index, min(1.0, int(task[1:]) / all_tasks))
 
     def _bucket(self, opened: EpisodeOpened) -> int:
-        if opened.bucket == commons(self.num_buckets):
+        if opened.bucket == unowned_bucket(self.num_buckets):
             return NOBODYS
         return self.config.work_tags.index(opened.tag) * self.num_buckets + opened.bucket
 

@@ -67,7 +67,7 @@ class Episode:
 class Agents:
     """Agent-runners. ``ask`` is told of each turn, ``ended`` of each end. ``limit``: most episodes side by side, None: any.
 
-    bucket_of: the affinity bucket of an episode, counted over all kinds of generations; negative where it is nobody's.
+    bucket_of: the affinity bucket of an episode, counted over all kinds of generations; negative for the unowned bucket.
     """
 
     def __init__(

@@ -4,11 +4,11 @@ As consumers with the ``prioritized`` group policy do: a generation goes to the 
 to another with credit; what finds none waits, oldest first, and a handed-back one is the oldest of all.
 
 Generations that should be long come first where they are at home: an owner looks first for those of its own buckets, then for
-all that are not long, and last for the long ones of others. One that is lent owns none of them, and gets what nobody else has
+all that are not long, and last for the long ones of others. One that is lent owns none of them, and gets what no other has
 credit for.
 
-What begins an episode of several calls is in a bucket that is nobody's: whoever has most room for one more gets it, who is lent
-only where nobody else has any.
+The first call of an episode of several calls is in the unowned bucket: the worker with most room gets it, a lent one
+only where no other has room.
 """
 
 from __future__ import annotations

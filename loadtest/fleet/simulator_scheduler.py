@@ -1,7 +1,7 @@
-"""The scheduler's own pure code in virtual time: progress, rhythm, measures and plan, fed with events instead of a bus.
+"""The scheduler's own pure code in virtual time: progress, decisions, measurements and plan, fed with events without a bus.
 
-What ``seamlessflow_scheduler.run`` and ``service`` do with a bus in between: take an event in, say what is due, look at
-the fleet, write the leases that changed. No decision is made here.
+It replaces ``seamlessflow_scheduler.run`` and ``service`` with their bus: applies an event, publishes due events, observes
+the fleet, and writes the leases that changed. No decision is made here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 
 from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import EpisodeOpened, Event, Lease, NodeStatus, Service, TaskSubmitted
-from seamlessflow_scheduler.admission.decisions import decide
-from seamlessflow_scheduler.admission.measurements import Measures
-from seamlessflow_scheduler.admission.run_state import Progress, holding
-from seamlessflow_scheduler.fleet_state import Fleet, HeldLease
+from seamlessflow_scheduler.admission.decisions import next_events
+from seamlessflow_scheduler.admission.measurements import RunMeasurements
+from seamlessflow_scheduler.admission.run_state import RunProgress, holding
+from seamlessflow_scheduler.fleet_state import FleetState, HeldLease
 from seamlessflow_scheduler.leases import next_lease, role_assigned
-from seamlessflow_scheduler.placement.plan import Plan, next_plan
+from seamlessflow_scheduler.placement.plan import FleetPlan, next_plan
 from seamlessflow_scheduler.policy import Assignment, Demand, Node
 from seamlessflow_scheduler.run import demand_of
 
@@ -37,8 +37,8 @@ class VirtualScheduler:
         told: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.run, self.config = run, config
-        self.progress, self.measures = Progress(run, config), Measures(run, config)
-        self.fleet = Fleet(GONE_SECONDS)
+        self.progress, self.measurements = RunProgress(run, config), RunMeasurements(run, config)
+        self.fleet = FleetState(GONE_SECONDS)
         self.leases: dict[str, HeldLease] = {}
         self.num_plans = 0
         self._statuses: dict[tuple[str, str], NodeStatus] = {}
@@ -55,7 +55,7 @@ class VirtualScheduler:
         self._statuses = {key: each for key, each in self._statuses.items() if key[0] != node}
 
     def submit(self, tasks: Iterable[tuple[str, str]], now: float) -> None:
-        """Users publish tasks, each with what it asks; what they lead to is said with the next event."""
+        """Users publish tasks, each with its prompt; their consequences are published with the next event."""
         for task, prompt in tasks:
             self.progress.apply(TaskSubmitted(run=self.run, task=task, env=ENV, prompt=prompt), now)
 
@@ -65,17 +65,17 @@ class VirtualScheduler:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Say what is due until nothing is."""
-        while due := decide(self.progress):
+        """Publish due events until none is left."""
+        while due := next_events(self.progress):
             self._publish(due, now)
 
     def hear(self, event: Event, now: float) -> None:
-        """An event alone; what is due after it is for ``publish_slice``, as in the real conductor."""
+        """An event alone; its consequences are for ``publish_slice``, as in the real ``ScheduledRun``."""
         self._apply(event, now)
 
     def publish_slice(self, now: float, most: int) -> bool:
-        """Say some of what is due; False: nothing is."""
-        due = decide(self.progress, most=most)
+        """Publish some due events; False: none is due."""
+        due = next_events(self.progress, most=most)
         self._publish(due, now)
         return bool(due)
 
@@ -87,19 +87,19 @@ class VirtualScheduler:
 
     def _apply(self, event: Event, now: float) -> None:
         self.progress.apply(event, now)
-        self.measures.apply(event, now)
+        self.measurements.apply(event, now)
         self._told(event)
 
     def look(self, now: float) -> None:
         """Look at the fleet, plan, and write the leases that changed."""
         self.write(self.plan(now), now)
 
-    def write(self, plan: Plan, now: float) -> None:
+    def write(self, plan: FleetPlan, now: float) -> None:
         """Make what a plan changes the leases that stand."""
         for assignment in plan.changes:
             self._write(assignment, now)
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> FleetPlan:
         """One decision: what a tick of the scheduler does besides reading and writing buckets."""
         self.num_plans += 1
         self.fleet.observe(self._statuses.values(), now)
@@ -111,7 +111,7 @@ class VirtualScheduler:
 
     def demand(self) -> Demand:
         """What the run wants of the fleet now."""
-        return demand_of(self.config, self.progress, self.measures)
+        return demand_of(self.config, self.progress, self.measurements)
 
     def _write(self, assignment: Assignment, now: float) -> None:
         held = self.leases.get(assignment.node)

@@ -23,7 +23,7 @@ from seamlessflow.contracts.routes import BUCKETS, LEASES_BUCKET, NODES_BUCKET, 
 from seamlessflow.errors import ConfigError
 from seamlessflow.runtime.node_records import Unreadable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow_scheduler.fleet_state import Fleet
+from seamlessflow_scheduler.fleet_state import FleetState
 from seamlessflow_scheduler.policy import Demand
 from tests.cli.test_cli_fleet import LEASE, NO_SCHEDULER, TRAINER, WORKER
 
@@ -72,7 +72,7 @@ async def test_an_order_that_cannot_be_read_is_overwritten_by_the_next_one(clien
 def test_a_tag_that_a_rule_gives_is_shown_with_its_run_and_can_be_taken_away():
     """At once, also when it was given by hand too; and the scheduler sees it the same way."""
     demand = Demand("demo", "multiplexed", tags=("prefill+rollout",), tag_rules=RULES["demo"])
-    fleet = Fleet(10.0)
+    fleet = FleetState(10.0)
 
     def look(order: NodeOrder) -> tuple[list[str], tuple[str, ...]]:
         view = node_views([WORKER, TRAINER], {}, {"n1": order}, rules=RULES)["n1"]
@@ -95,7 +95,7 @@ def test_what_a_node_is_does_not_depend_on_which_process_spoke_last():
     trainer = TRAINER.model_copy(update={"hardware": Hardware(device="H800", memory_bytes=80e9, bandwidth_bytes=1.0)})
     worker = WORKER.model_copy(update={"hardware": Hardware(device="H800 PCIe", flops=990e12, bandwidth_bytes=3.35e12)})
     expected = Hardware(device="H800 PCIe", memory_bytes=80e9, flops=990e12, bandwidth_bytes=3.35e12)
-    fleet = Fleet(10.0)
+    fleet = FleetState(10.0)
     for place, said in enumerate([[worker, trainer], [trainer, worker], [trainer]]):  # the last: the worker restarts
         fleet.observe(said, float(place))
         assert fleet.nodes({}, {})[0].hardware == expected

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from seamlessflow.config.run import parse_run_config
 from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStatus, SamplesReady, TaskSubmitted, is_final
 from seamlessflow.contracts.episodes import MAX_LOST_ATTEMPTS
-from seamlessflow_scheduler.admission.decisions import decide
-from seamlessflow_scheduler.admission.run_state import Progress
+from seamlessflow_scheduler.admission.decisions import next_events
+from seamlessflow_scheduler.admission.run_state import RunProgress
 from seamlessflow_trainer.data.groups import GroupBook
 
 STATUSES = st.lists(st.sampled_from(EpisodeStatus), min_size=25, max_size=25)
@@ -40,7 +40,7 @@ def test_scheduler_and_trainer_agree_on_every_sequence(statuses: list[EpisodeSta
             "evaluation": {"before": False, "after": False},
         }
     )
-    progress = Progress("r", config)
+    progress = RunProgress("r", config)
     book = GroupBook(group_size=2, max_attempts=max_attempts, drop_zero_variance=False)
     progress.apply(TaskSubmitted(run="r", task="t", env="sums", prompt="p"))
     opened = first_member(said(progress))
@@ -60,10 +60,10 @@ def test_scheduler_and_trainer_agree_on_every_sequence(statuses: list[EpisodeSta
     assert num_wanted == 1
 
 
-def said(progress: Progress) -> list[object]:
+def said(progress: RunProgress) -> list[object]:
     """What the scheduler says now; it is told its own words, as the journal tells it."""
     events = []
-    while new := decide(progress):
+    while new := next_events(progress):
         for event in new:
             progress.apply(event)
         events += new

@@ -40,7 +40,7 @@ from seamlessflow.reports.run_view import RunView
 from seamlessflow.store.large_payloads import BLOB_HEADER
 from seamlessflow.timeline import LanesFold
 from seamlessflow.weights import MANIFEST
-from seamlessflow_scheduler.admission.run_state import Progress
+from seamlessflow_scheduler.admission.run_state import RunProgress
 
 from .recordings import Recording, config_of
 
@@ -105,7 +105,7 @@ def lanes_of(events: Timed) -> dict[str, Any]:
 
 
 def progress_of(recording: Recording, events: Timed) -> dict[str, Any]:
-    progress = Progress(recording.run, config_of(events))
+    progress = RunProgress(recording.run, config_of(events))
     for record, event in events:
         progress.apply(event, record.time)
     return {

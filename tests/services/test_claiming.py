@@ -19,7 +19,7 @@ from seamlessflow.errors import ConfigError
 from seamlessflow.local.instance_names import instance_name, is_dead, is_here
 from seamlessflow.runtime import Presence, presence
 from seamlessflow.runtime.presence import claim
-from seamlessflow_scheduler.fleet_monitor import Doubles
+from seamlessflow_scheduler.fleet_monitor import DuplicateProcesses
 
 
 def status(instance: str, pid: int = 1) -> NodeStatus:
@@ -121,6 +121,6 @@ def test_two_starts_of_one_host_and_pid_are_two_instances_that_alternate():
     assert starts[0] != starts[1] and all(is_here(each) for each in starts)
     assert Settings().instance == Settings().instance and is_here(Settings().instance)
 
-    doubles = Doubles()
+    doubles = DuplicateProcesses()
     found = [doubles.observe({("n1", "rollout-worker"): starts[at % 2]}, float(at)) for at in range(4)]
     assert found[-1] == {("n1", "rollout-worker"): tuple(sorted(starts))}

@@ -8,7 +8,7 @@ from seamlessflow.contracts import NodeStatus, Role, Service
 from seamlessflow_agent_runner.config import RunnerSettings
 from seamlessflow_rollout_worker.config import WorkerSettings
 from seamlessflow_scheduler.config import SchedulerSettings
-from seamlessflow_scheduler.fleet_state import Fleet
+from seamlessflow_scheduler.fleet_state import FleetState
 from seamlessflow_scheduler.placement.plan import next_plan
 from seamlessflow_scheduler.policy import Demand
 from seamlessflow_trainer.config import TrainerSettings
@@ -30,7 +30,7 @@ def unnamed(monkeypatch):
 
 def test_one_of_each_service_on_one_host_makes_a_whole_fleet():
     """./task run:<service> five times: the run lacks nothing, and worker and trainer share the device."""
-    fleet = Fleet(grace_seconds=10.0)
+    fleet = FleetState(grace_seconds=10.0)
     fleet.observe([_status(service) for service in KINDS], now=1.0)
     plan = next_plan(fleet.nodes({}, {}), {}, [Demand("r1", "multiplexed", envs=("single",), num_shards=1)], 1.0)
 

@@ -10,6 +10,7 @@ from .service import Scheduler
 
 
 async def main() -> None:
+    """Run one scheduler until it is stopped."""
     settings = SchedulerSettings()
     async with open_context(Service.SCHEDULER, settings, capabilities=("schedule",)) as context:
         await Scheduler(context, settings).run()

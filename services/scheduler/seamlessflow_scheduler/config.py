@@ -15,7 +15,7 @@ class SchedulerSettings(Settings):
     node: str = Field(default_factory=own_node(Service.SCHEDULER))
     """A node of its own: it uses no device."""
     tick_seconds: float = 0.5
-    """How often nodes are looked at, and everything else when no event comes."""
+    """Seconds between reads of the nodes, and between ticks when no event comes."""
     leader_ttl_seconds: int = 4
     """A leader that did not renew for this long is replaced."""
     gone_seconds: float = 10.0
@@ -25,4 +25,4 @@ class SchedulerSettings(Settings):
     trainer_away_seconds: float = 60.0
     """A run that is to stop waits this long for a trainer that is away, to commit its steps."""
     queue_grace_seconds: float = 5.0
-    """Queues of an ended run stay this long, so that everybody sees the end first."""
+    """Queues of an ended run stay this long, so that all services see the end first."""

@@ -1,4 +1,7 @@
-"""Looking at the fleet: presences and orders as they stand in their buckets, taken into the pure pictures of them."""
+"""Reads presences and orders from their buckets into ``FleetState``; finds silent processes and duplicate ones.
+
+``DuplicateProcesses`` and ``HeartbeatMonitor`` are pure; ``FleetMonitor`` reads the buckets.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,23 @@ from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Context
 
 from .config import SchedulerSettings
-from .fleet_state import Fleet
+from .fleet_state import FleetState
 from .policy import Node
-
-# Two living processes under one name: they overwrite each other's presence, so their instances alternate. Pure.
-#
-# A restart shows a new instance once and the old one never again; an instance that comes back after another lives beside it.
-
 
 Name = tuple[str, str]
 """Node and service."""
 REMEMBERED_SECONDS = 60.0
 """An instance that was not seen for this long is forgotten: its name may be used again."""
-SAID_SECONDS = 10.0
-"""How long two are said to be there after they were last seen to alternate."""
+REPORTED_SECONDS = 10.0
+"""How long a pair is reported after its instances were last seen to alternate."""
 
 
 @dataclass
-class Doubles:
-    """Fed with the instance that each presence names at a time."""
+class DuplicateProcesses:
+    """Finds two living processes under one name: they overwrite each other's presence, so their instances alternate.
+
+    A restart shows a new instance once and the old one never again. Fed with the instance that each presence names.
+    """
 
     _seen: dict[Name, dict[str, float]] = field(default_factory=dict)
     """By process: its instances, the newest last, each with when it was last seen."""
@@ -58,23 +59,20 @@ class Doubles:
             name: {each: at for each, at in seen.items() if now - at < REMEMBERED_SECONDS} for name, seen in self._seen.items()
         }
         self._seen = {name: seen for name, seen in kept.items() if seen}
-        self._found = {name: found for name, found in self._found.items() if now - found[1] < SAID_SECONDS}
+        self._found = {name: found for name, found in self._found.items() if now - found[1] < REPORTED_SECONDS}
 
 
-# Which processes have fallen silent, long before their presence expires. Pure.
-#
-# A presence is renewed under a new revision each time. Only the time in which the bucket was really looked at counts, so a
-# scheduler or server that was away for a while takes nobody for dead: all have their time again.
-
-
-"""Node and service."""
 BLIND_SECONDS = 1.5
-"""Longest time between two looks that still counts as watching."""
+"""Longest time between two reads that still counts as watching."""
 
 
 @dataclass
-class Pulse:
-    """Fed with the revisions of all presences at a time."""
+class HeartbeatMonitor:
+    """Finds processes that fell silent, long before their presence expires. Fed with the revisions of all presences.
+
+    A renewal has a new revision. Only time in which the bucket was read counts: after an outage of the scheduler or the
+    server every process has its full time again.
+    """
 
     quiet_seconds: float
     _seen: dict[Name, tuple[int, float]] = field(default_factory=dict)
@@ -95,68 +93,68 @@ class Pulse:
 log = structlog.get_logger()
 
 
-class Lookout:
-    """``fleet`` is what the last look saw. Everything a person should know of a node is logged when it changes."""
+class FleetMonitor:
+    """Keeps ``fleet`` up to date and logs each problem of a node once, when it changes."""
 
     def __init__(self, context: Context, settings: SchedulerSettings) -> None:
         self._context = context
-        self.fleet = Fleet(settings.gone_seconds)
-        self._pulse, self._doubles = Pulse(settings.quiet_seconds), Doubles()
-        self._said: dict[str, object] = {}
+        self.fleet = FleetState(settings.gone_seconds)
+        self._heartbeats, self._duplicates = HeartbeatMonitor(settings.quiet_seconds), DuplicateProcesses()
+        self._warned: dict[str, object] = {}
         self._orders: dict[str, NodeOrder] = {}
 
-    async def look(self, now: float) -> None:
+    async def read(self, now: float) -> None:
         """Read both buckets. ``now``: Unix seconds."""
         statuses, revisions, instances = list[NodeStatus](), dict[Name, int](), dict[Name, str]()
         for entry in await (await self._context.bus.kv(NODES_BUCKET)).entries():
             try:
                 status = unpack_record(NodeStatus, entry.value)
             except MalformedMessage as wrong:
-                self._say_once(f"node {entry.key}", "node.unreadable", process=entry.key, reason=str(wrong))
+                self._warn_once(f"node {entry.key}", "node.unreadable", process=entry.key, reason=str(wrong))
                 continue
             statuses.append(status)
             revisions[status.node, status.service] = entry.revision
             if status.service != Service.SCHEDULER:  # followers may share a node with their leader
                 instances[status.node, status.service] = status.instance
         orders = await self._read_orders()
-        self.fleet.observe(statuses, now, self._pulse.observe(revisions, time.monotonic()), orders)
-        self._show_doubles(self._doubles.observe(instances, time.monotonic()))
+        self.fleet.observe(statuses, now, self._heartbeats.observe(revisions, time.monotonic()), orders)
+        self._report_duplicates(self._duplicates.observe(instances, time.monotonic()))
 
     def warn_of(self, nodes: list[Node]) -> None:
-        """Say which nodes are deployed in a way that cannot work."""
+        """Log the nodes whose deployment cannot work."""
         for node in nodes:
             if node.num_roles > 1:
                 services = sorted(node.processes)
-                self._say_once(f"roles {node.name}", "node.has_two_roles", node=node.name, services=services,
+                self._warn_once(f"roles {node.name}", "node.has_two_roles", node=node.name, services=services,
                                advice="give agent-runner and trajectory-manager a SEAMLESSFLOW_NODE of their own")  # fmt: skip
             if node.is_stuck:
                 keepers = sorted(node.holding)
-                self._say_once(f"stuck {node.name}", "node.device_stuck", node=node.name, kept_by=keepers,
-                               advice="it is there and hangs, or ended without a word: end it, or start it again")  # fmt: skip
+                self._warn_once(f"stuck {node.name}", "node.device_stuck", node=node.name, kept_by=keepers,
+                               advice="it hangs, or ended without releasing the device: end it, or start it again")  # fmt: skip
 
     async def _read_orders(self) -> dict[str, NodeOrder]:
-        """What people ordered by hand, of nodes that are not there, too. What cannot be read changes nothing of its node."""
+        """Manual orders, of absent nodes too. A node whose order is unreadable keeps its former one."""
         orders = dict[str, NodeOrder]()
         for entry in await (await self._context.bus.kv(ORDERS_BUCKET)).entries():
             try:
                 orders[entry.key] = unpack_record(NodeOrder, entry.value)
             except MalformedMessage as wrong:
-                self._say_once(f"order {entry.key}", "order.unreadable", node=entry.key, reason=str(wrong))
+                self._warn_once(f"order {entry.key}", "order.unreadable", node=entry.key, reason=str(wrong))
                 if entry.key in self._orders:
                     orders[entry.key] = self._orders[entry.key]
         self._orders = orders
         return orders
 
-    def _show_doubles(self, doubles: Mapping[Name, tuple[str, str]]) -> None:
-        """In the log, and in our presence, where ``seamlessflow nodes`` finds them."""
-        for (node, service), pair in doubles.items():
-            self._say_once(f"double {node} {service}", "node.has_two_processes", node=node, service=service, instances=pair,
+    def _report_duplicates(self, duplicates: Mapping[Name, tuple[str, str]]) -> None:
+        """Log duplicate processes, and put them into our presence, where ``seamlessflow nodes`` finds them."""
+        for (node, service), pair in duplicates.items():
+            self._warn_once(f"double {node} {service}", "node.has_two_processes", node=node, service=service, instances=pair,
                            advice="end one of them, or give it a SEAMLESSFLOW_NODE of its own")  # fmt: skip
         self._context.presence.update(
-            facts={f"{CONFLICT}{node}.{service}": " and ".join(pair) for (node, service), pair in doubles.items()}
+            facts={f"{CONFLICT}{node}.{service}": " and ".join(pair) for (node, service), pair in duplicates.items()}
         )
 
-    def _say_once(self, key: str, event: str, **fields: object) -> None:
-        if self._said.get(key) != fields:
-            self._said[key] = fields
+    def _warn_once(self, key: str, event: str, **fields: object) -> None:
+        if self._warned.get(key) != fields:
+            self._warned[key] = fields
             log.warning(event, **fields)

@@ -1,10 +1,10 @@
-"""The fleet as the scheduler sees it: which processes are there, and what each node was told. Pure.
+"""The fleet as the scheduler sees it: which processes are present, and which lease each node has. Pure.
 
 A process is there while its NodeStatus is in the NODES bucket. One that left is remembered for ``grace_seconds``, so that a
 restart moves nothing; after that its node no longer has what only it could do.
 
-A node's tags are what its processes announce and what was given to it by hand, less what was taken away by hand. No clock
-but the caller's has a say: a node whose own is an hour off is a node like any other.
+A node's tags are what its processes announce and what was given to it by hand, less what was taken away by hand. Only the
+caller's clock counts: a node whose own clock is an hour off is treated like any other.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class HeldLease:
 
 
 @dataclass
-class Fleet:
-    """Fed with everything the NODES and ORDERS buckets hold at a time; remembers who left."""
+class FleetState:
+    """Built from successive contents of the NODES and ORDERS buckets; remembers processes that left."""
 
     grace_seconds: float
     _processes: dict[str, dict[str, Process]] = field(default_factory=dict)
     """As they announce themselves; orders are applied when nodes are asked for."""
     _hardware: dict[str, dict[str, Hardware]] = field(default_factory=dict)
-    """By node and service, as each says."""
+    """By node and service, as each announces it."""
     _orders: Mapping[str, NodeOrder] = field(default_factory=dict)
     _observed_at: float = 0.0
     _known: dict[str, tuple[object, Node]] = field(default_factory=dict)
@@ -54,17 +54,17 @@ class Fleet:
         quiet: Collection[tuple[str, str]] = (),
         orders: Mapping[str, NodeOrder] | None = None,
     ) -> None:
-        """Take in who is there at ``now``. Schedulers themselves are no part of the fleet.
+        """Update with the processes that are present at ``now``. Schedulers are no part of the fleet.
 
-        quiet: node and service of those that have fallen silent. orders: what people ordered, by node, of absent ones too;
+        quiet: node and service of silent processes. orders: manual orders by node, of absent nodes too;
         None: as before.
         """
         before, self._processes = self._processes, {}
-        hardware = {name: dict(said) for name, said in self._hardware.items()}
+        hardware = {name: dict(announced) for name, announced in self._hardware.items()}
         for s in statuses:
             if s.service != Service.SCHEDULER:
                 known = before.get(s.node, {}).get(s.service)
-                process = _as_said(s, (s.node, s.service) in quiet, known)
+                process = _announced(s, (s.node, s.service) in quiet, known)
                 self._processes.setdefault(s.node, {})[s.service] = process
                 if s.hardware is not None:
                     hardware.setdefault(s.node, {})[s.service] = s.hardware
@@ -78,8 +78,8 @@ class Fleet:
                             away = replace(away, run=process.run, versions=process.versions)
                         self._processes.setdefault(node, {})[service] = away
         self._hardware = {
-            name: {service: of for service, of in said.items() if service in self._processes[name]}
-            for name, said in hardware.items()
+            name: {service: of for service, of in announced.items() if service in self._processes[name]}
+            for name, announced in hardware.items()
             if name in self._processes
         }
         self._known = {name: node for name, node in self._known.items() if name in self._processes}
@@ -87,7 +87,7 @@ class Fleet:
         self._observed_at = now
 
     def remember(self, leases: Mapping[str, Lease], now: float) -> None:
-        """At start: who holds a lease and is not there, a node or a process of it, may be restarting, as this scheduler did."""
+        """At start: remember absent nodes and processes that hold a lease, as they may be restarting like this scheduler."""
         for name, lease in leases.items():
             there = self._processes.get(name, {})
             if lease.run is None or (there and lease.role is Role.SERVE):
@@ -103,10 +103,10 @@ class Fleet:
         """The node as it is now: the very object of last time when nothing of it changed."""
         order, processes = self._orders.get(name, NO_ORDER), self._processes[name]
         is_stuck = held is not None and self._is_stuck(processes, held, holding)
-        looks = (processes, held, holding, order, self._hardware.get(name), is_stuck)
+        inputs = (processes, held, holding, order, self._hardware.get(name), is_stuck)
         known = self._known.get(name)
-        if known is None or known[0] != looks:
-            known = self._known[name] = (looks, self._made(name, processes, held, holding, order, is_stuck=is_stuck))
+        if known is None or known[0] != inputs:
+            known = self._known[name] = (inputs, self._made(name, processes, held, holding, order, is_stuck=is_stuck))
         return known[1]
 
     def _made(
@@ -139,9 +139,9 @@ class Fleet:
         )
 
     def _is_stuck(self, processes: Mapping[str, Process], held: HeldLease, holding: frozenset[str]) -> bool:
-        """Whether the node's trainer waits for a device that nobody lets go of: who took it is silent, or gone without a word.
+        """Whether the node's trainer waits for a device whose holder is silent, or gone without releasing it.
 
-        A process that died has let go whatever it said, and then the trainer takes the device at once and says so.
+        The device of a dead process is free whatever it published; then the trainer takes it at once and publishes that.
         """
         waits = held.lease.role is Role.TRAIN and self._observed_at - held.since >= STUCK_SECONDS
         trainer = processes.get(Service.TRAINER)
@@ -151,16 +151,16 @@ class Fleet:
         return any(keeper is None or keeper.gone_since is not None or keeper.is_quiet for keeper in keepers)
 
 
-def _as_said(status: NodeStatus, is_quiet: bool, known: Process | None) -> Process:
+def _announced(status: NodeStatus, is_quiet: bool, known: Process | None) -> Process:
     """A process as it announces itself: the very object of last time when nothing of it changed."""
-    said = Process(
+    announced = Process(
         frozenset(status.capabilities), is_quiet=is_quiet, epoch=status.epoch, run=status.run, versions=status.versions
     )
-    return known if known == said else said
+    return known if known == announced else announced
 
 
 def _absent(lease: Lease, now: float) -> dict[str, Process]:
-    """What a lease tells of the processes of a node that nobody has seen yet."""
+    """Processes that a node without presence should have, by its lease."""
     found: dict[str, Process] = {}
     if lease.trainer or lease.role is Role.TRAIN:
         found[Service.TRAINER] = Process(frozenset({TRAIN}), now)
@@ -175,7 +175,7 @@ def _absent(lease: Lease, now: float) -> dict[str, Process]:
 def split_evenly(num_parts: int, held: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
     """Parts (shards of trees) for each node, as even as can be, moving as few as that allows.
 
-    held: each node there is, with the parts it has now (a part of a node that is gone is in nobody's list).
+    held: each node there is, with the parts it has now (a part of a node that is gone is in no list).
     Empty when there is no node.
     """
     names = sorted(held)

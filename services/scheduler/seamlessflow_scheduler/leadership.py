@@ -1,4 +1,4 @@
-"""One scheduler leads: whoever holds a key that must be renewed. The others wait, saying so.
+"""Leader election: the scheduler that holds and renews one key leads; the others wait.
 
 The key lives in the LEASES bucket under a name with a dot, which no node can have. It only keeps schedulers from doing the
 same work twice: should two lead for a moment, leases are compare-and-set and events that exist once are appended once.
@@ -22,7 +22,7 @@ WAIT_SECONDS = 0.5
 
 
 class Leadership:
-    """``instance``: this very process; ``ttl_seconds``: how long the key lives without renewal."""
+    """The leader key as seen by one process. ``instance``: this process; ``ttl_seconds``: how long the key lives unrenewed."""
 
     def __init__(self, bus: Bus, instance: str, ttl_seconds: int) -> None:
         self._bus, self._instance, self._ttl_seconds = bus, instance.encode(), ttl_seconds
@@ -31,11 +31,11 @@ class Leadership:
 
     @property
     def is_certain(self) -> bool:
-        """Whether nobody else can lead yet: a process that stood still does not know what happened meanwhile."""
+        """Whether no other scheduler can lead yet: a process that was suspended does not know what happened meanwhile."""
         return time.monotonic() - self._renewed_at < self._ttl_seconds
 
     async def leader(self) -> str | None:
-        """The instance that leads now."""
+        """The instance that leads now; None: no scheduler does."""
         entry = await (await self._bucket()).get(LEADER_KEY)
         return None if entry is None else entry.value.decode(errors="replace")
 
@@ -58,11 +58,11 @@ class Leadership:
                 self._revision = await bucket.update(LEADER_KEY, self._instance, self._revision, ttl_seconds=self._ttl_seconds)
                 self._renewed_at = began
             except SequenceMismatch as wrong:
-                if not await self._create():  # it may have run out with nobody else there, as while the server was away
+                if not await self._create():  # it may have expired without another scheduler, as while the server was away
                     raise Refused(f"{await self.leader()} leads now; this scheduler stops and may start again") from wrong
 
     async def resign(self) -> None:
-        """Let the next one lead at once."""
+        """Delete the key if it is ours, so that the next scheduler leads at once."""
         if await self.leader() == self._instance.decode():
             await (await self._bucket()).delete(LEADER_KEY)
 

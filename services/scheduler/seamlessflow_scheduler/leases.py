@@ -1,4 +1,9 @@
-"""Leases as they stand, and the one way they change: compare-and-set with the next epoch, then an event, then a poke."""
+"""Leases of all nodes and the one way they change: compare-and-set with the next epoch, a poke to the node, RoleAssigned.
+
+A lease counts once it is written; its RoleAssigned in the run's journal is for readers of the journal. So a tick waits only a
+moment for a journal (``PATIENCE_SECONDS``), and one that does not answer gets the rest later: in order for each run, without
+delaying other runs.
+"""
 
 from __future__ import annotations
 
@@ -19,41 +24,35 @@ from seamlessflow.runtime import Journal
 from .fleet_state import HeldLease
 from .policy import Assignment
 
-# Saying what leases changed into the journals of runs: in order for each run, and never in the way of another run.
-#
-# A lease counts once it is written; that its run's journal hears of it is for whoever reads the journal. So a tick waits a
-# moment for that, and then goes on: a journal that does not answer gets the rest when it does.
-
-
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 1.0
-"""How long who says something waits until it is stored."""
+"""How long ``RoleEventOutbox.publish`` waits until its event is stored."""
 
 
-class RoleWords:
-    """``store``: how one is said; as long as it has not returned, what follows for the same run waits."""
+class RoleEventOutbox:
+    """RoleAssigned events that wait for their run's journal. ``store`` appends one; events of one run are stored in order."""
 
     def __init__(self, store: Callable[[RoleAssigned], Awaitable[object]]) -> None:
         self._store = store
         self._due: dict[str, deque[RoleAssigned]] = {}
-        self._speaking: dict[str, asyncio.Task[None]] = {}
+        self._publishing: dict[str, asyncio.Task[None]] = {}
 
     async def publish(self, event: RoleAssigned) -> None:
-        """Returns when it is stored or refused, after PATIENCE_SECONDS, or at once where its journal is behind already."""
+        """Return once the event is stored or refused, after PATIENCE_SECONDS, or at once if its journal is behind already."""
         self._due.setdefault(event.run, deque()).append(event)
-        if event.run not in self._speaking:
-            self._speaking[event.run] = speaking = asyncio.create_task(self._speak(event.run))
-            await asyncio.wait((speaking,), timeout=PATIENCE_SECONDS)
+        if event.run not in self._publishing:
+            self._publishing[event.run] = publishing = asyncio.create_task(self._publish_due(event.run))
+            await asyncio.wait((publishing,), timeout=PATIENCE_SECONDS)
 
     async def end(self) -> None:
-        """Say nothing more; what was not said is found by the next leader (``LeaseBook.republish``)."""
-        speaking = [*self._speaking.values()]
-        for task in speaking:
+        """Stop publishing; the next leader finds the unpublished events (``LeaseBook.republish``)."""
+        publishing = [*self._publishing.values()]
+        for task in publishing:
             task.cancel()
-        await asyncio.gather(*speaking, return_exceptions=True)
+        await asyncio.gather(*publishing, return_exceptions=True)
 
-    async def _speak(self, run: str) -> None:
+    async def _publish_due(self, run: str) -> None:
         due = self._due[run]
         try:
             while due:
@@ -63,19 +62,19 @@ class RoleWords:
                 except (SequenceMismatch, Unavailable) as wrong:  # the lease stands
                     log.warning("lease.unsaid", node=event.node, run=run, epoch=event.epoch, reason=str(wrong))
         finally:
-            del self._speaking[run], self._due[run]
+            del self._publishing[run], self._due[run]
 
 
 class LeaseBook:
-    """The leading scheduler is the only writer, so the picture is read once, and again after a refusal."""
+    """All leases, read once and again after a refusal, as the leading scheduler is the only writer."""
 
     def __init__(self, bus: Bus, journal: Journal) -> None:
         self._bus, self._journal = bus, journal
-        self._words = RoleWords(journal.publish)
+        self._outbox = RoleEventOutbox(journal.publish)
         self.leases: dict[str, HeldLease] = {}
 
     async def load(self, now: float) -> None:
-        """Read what stands. Epochs go on from there, however often schedulers are replaced."""
+        """Read all leases. Epochs go on from there, however often schedulers are replaced."""
         entries = await (await self._bus.kv(LEASES_BUCKET)).entries()
         known = self.leases
         self.leases = {}
@@ -92,7 +91,7 @@ class LeaseBook:
                 self.leases[entry.key] = HeldLease(lease, entry.revision, since)
 
     async def write(self, assignment: Assignment, now: float) -> None:
-        """Make an assignment the node's lease and say so. Raises SequenceMismatch when somebody else wrote; load again."""
+        """Write an assignment as the node's lease and publish it. Raises SequenceMismatch if it changed: load again."""
         held = self.leases.get(assignment.node)
         lease = next_lease(assignment, held, now)
         bucket = await self._bus.kv(LEASES_BUCKET)
@@ -105,25 +104,25 @@ class LeaseBook:
         log.info("lease.written", node=assignment.node, **lease.model_dump(mode="json"))
         former = held.lease.run if held is not None else None
         if former is not None and former != lease.run and journal_stream(former) in await self._bus.stream_names():
-            await self._words.publish(role_assigned(former, assignment.node, lease))
+            await self._outbox.publish(role_assigned(former, assignment.node, lease))
         if lease.run is not None:
-            await self._words.publish(role_assigned(lease.run, assignment.node, lease))
+            await self._outbox.publish(role_assigned(lease.run, assignment.node, lease))
 
     async def end(self) -> None:
-        """Say nothing more."""
-        await self._words.end()
+        """Stop publishing RoleAssigned."""
+        await self._outbox.end()
 
     async def republish(self, run: str) -> None:
-        """Say the assignments of a run that a scheduler wrote and then died before saying."""
+        """Publish the assignments of a run that an earlier scheduler wrote and did not publish before it died."""
         for node, held in self.leases.items():
             if held.lease.run == run:
-                said = await self._journal.last(RoleAssigned, run, node=node)
-                if said is None or said.epoch < held.lease.epoch:
-                    await self._words.publish(role_assigned(run, node, held.lease))
+                published = await self._journal.last(RoleAssigned, run, node=node)
+                if published is None or published.epoch < held.lease.epoch:
+                    await self._outbox.publish(role_assigned(run, node, held.lease))
 
 
 def next_lease(assignment: Assignment, held: HeldLease | None, now: float) -> Lease:
-    """What an assignment makes of a node's lease, under the next epoch."""
+    """The lease that an assignment gives a node, under the next epoch."""
     return Lease(
         run=assignment.run,
         role=assignment.role,
@@ -142,7 +141,7 @@ def next_lease(assignment: Assignment, held: HeldLease | None, now: float) -> Le
 
 
 def role_assigned(run: str, node: str, lease: Lease) -> RoleAssigned:
-    """What a run is told of a lease: its own, or that the node was taken from it."""
+    """The event of a lease for a run: its own lease, or that the node was taken from it."""
     gone = run != lease.run
     return RoleAssigned(
         run=run,

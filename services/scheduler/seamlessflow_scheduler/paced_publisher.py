@@ -1,12 +1,12 @@
-"""Saying what is due a slice at a time, so that events and ticks get in between.
+"""Publishes the due events of one run in slices, so that incoming events and ticks get in between.
 
-    event ──▶ taken in ──▶ tick: leases are written ──▶ go() ──▶ slice ──▶ slice ──▶ … ──▶ nothing is due
+    event ──▶ applied ──▶ tick: leases are written ──▶ resume() ──▶ slice ──▶ slice ──▶ … ──▶ nothing is due
                  └ pause(): it may change roles
 
 A step taken may open thousands of episodes, and a device that waits for its lease costs more than an episode that is not
-open yet. So a voice speaks only after a tick has written leases, falls silent when roles may change again, and gives the turn
-back as soon as somebody waits for it. It keeps nothing in mind: each slice is decided anew from the picture of the run, so
-whoever goes on after a death in the middle of it says exactly what is missing.
+open yet. So the publisher starts only after a tick has written leases, pauses when roles may change again, and releases the
+lock as soon as another task waits for it. It has no memory: each slice is decided anew from the state of the run, so after a
+crash in the middle the next scheduler publishes exactly the missing events.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from seamlessflow.errors import SeamlessFlowError
 log = structlog.get_logger()
 
 
-class Turn:
-    """A lock, first come first served, that tells its holder whether somebody waits for it."""
+class FairLock:
+    """A first-come-first-served lock that tells its holder whether other tasks wait for it."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._num_waiting = 0
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits."""
+    def has_waiters(self) -> bool:
+        """Whether another task waits for the lock."""
         return self._num_waiting > 0
 
     async def __aenter__(self) -> None:
@@ -47,20 +47,25 @@ class Turn:
         self._lock.release()
 
 
-class Voice:
-    """Paces what one run publishes. ``publish_slice`` is called with the turn held and tells whether more may be due."""
+class PacedPublisher:
+    """Publishes for one run whenever it is not paused.
 
-    def __init__(self, run: str, turn: Turn, publish_slice: Callable[[], Awaitable[bool]], said: Callable[[], None]) -> None:
-        self._run, self._turn, self._publish_slice, self._said = run, turn, publish_slice, said
+    publish_slice: called with the lock held; returns whether more may be due. on_drained: called when several slices are out.
+    """
+
+    def __init__(
+        self, run: str, lock: FairLock, publish_slice: Callable[[], Awaitable[bool]], on_drained: Callable[[], None]
+    ) -> None:
+        self._run, self._lock, self._publish_slice, self._on_drained = run, lock, publish_slice, on_drained
         self._may_publish = asyncio.Event()
         self.num_pauses = 0
         """How often roles were about to change."""
-        self._task = asyncio.create_task(self._speak())
+        self._task = asyncio.create_task(self._publish())
 
-    def go(self, num_pauses: int) -> None:
-        """Leases of a plan that knew of so many pauses are written: say what is due, unless there was another pause since.
+    def resume(self, num_pauses: int) -> None:
+        """Publish again, unless there was another pause since ``num_pauses``, the count that the written plan knew of.
 
-        Raises what ended the voice, a mistake of ours.
+        Raises the error that ended the publishing task: a mistake of ours.
         """
         if self._task.done():
             self._task.result()
@@ -68,30 +73,30 @@ class Voice:
             self._may_publish.set()
 
     def pause(self) -> None:
-        """Say nothing more until leases are written. To be called by who holds the turn."""
+        """Publish nothing more until leases are written. The caller must hold the lock."""
         self.num_pauses += 1
         self._may_publish.clear()
 
     async def end(self) -> None:
-        """Fall silent for good; what was not said is due for whoever goes on."""
+        """Stop for good; unpublished events are due for the next scheduler."""
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)  # a mistake was raised by ``go``
+        await asyncio.gather(self._task, return_exceptions=True)  # a mistake was raised by ``resume``
 
-    async def _speak(self) -> None:
-        spoke = False
+    async def _publish(self) -> None:
+        has_published = False
         while True:
             await self._may_publish.wait()
-            async with self._turn:
+            async with self._lock:
                 if not self._may_publish.is_set():  # something else came first
                     continue
                 try:
                     more = await self._publish_slice()
-                except SeamlessFlowError as wrong:  # the journal holds what was said; the next tick says the rest
+                except SeamlessFlowError as wrong:  # the journal holds what was published; the next tick publishes the rest
                     log.warning("run.delayed", run=self._run, reason=str(wrong))
                     more = False
                 if not more:
                     self._may_publish.clear()
-            if spoke and not more:
-                self._said()
-            spoke = more
+            if has_published and not more:
+                self._on_drained()
+            has_published = more
             await asyncio.sleep(0)  # a bus in memory does not wait for anything

@@ -1,9 +1,9 @@
-"""One run: its journal folded, its queue heard, and what ``rhythm.decide`` wants said, said.
+"""One run in the scheduler: folds its journal, consumes its queue and publishes its ``decisions.next_events``.
 
-An event is only taken in; what follows from it is said by the run's ``Voice`` after the next tick, in slices, so that thousands
-of openings keep no event and no lease waiting. Should saying fail, the next tick says the rest. A decision that the journal
-knew before (somebody else led meanwhile, or we died after saying it) means that this picture is behind: the journal is folded
-again.
+A handler only applies its event. The run's ``PacedPublisher`` publishes the consequences after the next tick, in slices, so
+that thousands of openings delay no event and no lease. If publishing fails, the next tick publishes the rest. When the journal
+holds a decision already (another scheduler led meanwhile, or this one died after publishing), this state is behind and the
+journal is folded again.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ from seamlessflow.contracts.subjects import message_id_of, subject_filter, subje
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
 from seamlessflow.runtime import Context, Settling
 
-from .admission.decisions import Observation, closes, decide, is_full
-from .admission.measurements import MEASURED, Measures
-from .admission.run_state import FOLDED, Progress, episode_id
-from .paced_publisher import Turn, Voice
+from .admission.decisions import Observation, closes, is_full, next_events
+from .admission.measurements import MEASURED, RunMeasurements
+from .admission.open_group import episode_id
+from .admission.run_state import FOLDED, RunProgress
+from .paced_publisher import FairLock, PacedPublisher
 from .policy import Demand
 
-# What a run wants of the fleet, from its document, how far it has come and what was measured of it. Pure.
 
-
-def demand_of(config: RunConfig, progress: Progress, measures: Measures) -> Demand:
-    """The same run document, journal and times give the same demand, whoever asks."""
+def demand_of(config: RunConfig, progress: RunProgress, measurements: RunMeasurements) -> Demand:
+    """What a run needs of the fleet, from its document, progress and measurements. Pure."""
     fleet, algorithm = config.fleet, config.algorithm
     return Demand(
         progress.run,
@@ -72,7 +71,7 @@ def demand_of(config: RunConfig, progress: Progress, measures: Measures) -> Dema
         groups_per_step=algorithm.groups_per_step,
         groups_ready=progress.groups_ready,
         max_staleness=algorithm.max_staleness,
-        rates=measures.rates,
+        rates=measurements.rates,
         settled_epochs=progress.settled_epochs,
     )
 
@@ -80,15 +79,18 @@ def demand_of(config: RunConfig, progress: Progress, measures: Measures) -> Dema
 log = structlog.get_logger()
 
 CREDIT = 64
-HEARD = tuple(dict.fromkeys((*FOLDED, *MEASURED)))
-MOVING = (BatchReady, StepTaken, RoleTaken, RoleReleased, TrainerStarted, TrainingEnded, RunHeld, ResumeRequested)
+CONSUMED = tuple(dict.fromkeys((*FOLDED, *MEASURED)))
+ROLE_CHANGING = (BatchReady, StepTaken, RoleTaken, RoleReleased, TrainerStarted, TrainingEnded, RunHeld, ResumeRequested)
 """Events after which roles may change: leases first, then whatever else is due."""
 SLICE = 32
-"""Most that is said before everything is looked at anew; less where somebody waits for the turn."""
+"""Most events published before the decisions are made anew; fewer where an event handler waits for the lock."""
 
 
-class Conductor:
-    """``wake`` is called after every event, so that roles follow at once. ``may_lead``: whether we lead for certain."""
+class ScheduledRun:
+    """One run that this scheduler leads.
+
+    wake: called after every event, so that the next tick follows at once. may_lead: whether this process certainly leads.
+    """
 
     def __init__(
         self,
@@ -99,25 +101,25 @@ class Conductor:
         may_lead: Callable[[], bool] = lambda: True,
     ) -> None:
         self.run, self.config = run, config
-        self.progress = Progress(run, config)
-        self.measures = Measures(run, config)
+        self.progress = RunProgress(run, config)
+        self.measurements = RunMeasurements(run, config)
         self.seen = Observation()
         self._context, self._wake, self._may_lead = context, wake, may_lead
         by = f"{Service.SCHEDULER.value} {context.settings.instance}"
         self._claim = CommitClaim(context.bus, context.journal, run, by)
         self._may_close = False
-        """Our claim is the newest, and the picture is as of it."""
-        self._turn, self._settling = Turn(), Settling()
-        self._voice: Voice | None = None
+        """Our claim is the newest, and the state was folded after it."""
+        self._lock, self._settling = FairLock(), Settling()
+        self._publisher: PacedPublisher | None = None
         self._opening = ""
-        """The episode of which we say that it is opened; its echo may come before the server's answer."""
+        """The episode whose EpisodeOpened is being published; its echo may come before the server's answer."""
         self._insisted: set[str] = set()
         self._sampled: set[str] = set()
         self._subscription: Subscription | None = None
         self._trainer_left_at: float | None = None
 
     async def make(self) -> None:
-        """Streams, queues and consumers of the run; those that exist stay as they are."""
+        """Create the streams, queues and consumers of the run; existing ones stay as they are."""
         fleet = self.config.fleet
         for stream in run_streams(self.run, max_bytes=fleet.journal_bytes):
             await self._context.bus.ensure_stream(stream)
@@ -128,28 +130,28 @@ class Conductor:
             await self._context.bus.ensure_consumer(consumer)
 
     async def join(self) -> None:
-        """Fold the journal and hear what comes; the first tick goes on where the journal stops."""
+        """Fold the journal and consume the queue; the first tick goes on where the journal stops."""
         await self.fold()
-        table = dict.fromkeys(HEARD, self._on_event)
+        table = dict.fromkeys(CONSUMED, self._on_event)
         queue, name = queue_stream(Service.SCHEDULER, self.run), consumer_name(Service.SCHEDULER)
         self._subscription = await self._context.handlers.consume(queue, name, table, credit=CREDIT, serial=True)
-        self._voice = Voice(self.run, self._turn, self._say_slice, self._wake)
+        self._publisher = PacedPublisher(self.run, self._lock, self._publish_slice, self._wake)
 
     async def leave(self) -> None:
-        """Hear and say nothing more, and forget the run: whoever still refers to us keeps no picture of it. Idempotent."""
-        if self._voice is not None:
-            voice, self._voice = self._voice, None
-            await voice.end()
+        """Stop consuming and publishing, and free the run's state, as other objects may still refer to this one. Idempotent."""
+        if self._publisher is not None:
+            publisher, self._publisher = self._publisher, None
+            await publisher.end()
         if self._subscription is not None:
             await self._subscription.leave()
             self._subscription = None
-        self.progress, self.measures = Progress(self.run, self.config), Measures(self.run, self.config)
+        self.progress, self.measurements = RunProgress(self.run, self.config), RunMeasurements(self.run, self.config)
 
     async def fold(self) -> None:
-        """Rebuild the picture from the journal, and from CTL whether a stop was asked for."""
+        """Rebuild the state from the journal, and read from CTL whether a stop was requested."""
         began = time.monotonic()
-        progress, measures, num_events = Progress(self.run, self.config), Measures(self.run, self.config), 0
-        kinds = (kind for kind in HEARD if kind is not RunStopRequested)
+        progress, measurements, num_events = RunProgress(self.run, self.config), RunMeasurements(self.run, self.config), 0
+        kinds = (kind for kind in CONSUMED if kind is not RunStopRequested)
         filters = dict.fromkeys(subject for kind in kinds for subject in subject_filters(kind, self.run))
         async for record in self._context.bus.read(journal_stream(self.run), filters=list(filters)):
             try:
@@ -157,13 +159,13 @@ class Conductor:
             except MalformedMessage:
                 continue  # the queue brings it too, and that one is dead-lettered
             if progress.apply(event, record.time):
-                measures.apply(event, record.time)
+                measurements.apply(event, record.time)
             self._settling.tick()
             num_events += 1
         stop = await self._context.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=self.run))
         if stop is not None:
             progress.apply(await self._context.journal.open(stop), stop.time)
-        self.progress, self.measures = progress, measures
+        self.progress, self.measurements = progress, measurements
         log.info("run.folded", run=self.run, num_events=num_events, took_seconds=round(time.monotonic() - began, 3))
 
     async def stop(self, event: RunStopRequested) -> None:
@@ -172,22 +174,22 @@ class Conductor:
 
     @property
     def num_pauses(self) -> int:
-        """How often events came after which roles may change; for ``tick``."""
-        return 0 if self._voice is None else self._voice.num_pauses
+        """How often an event came that may change roles; for ``tick``."""
+        return 0 if self._publisher is None else self._publisher.num_pauses
 
     def tick(self, seen: Observation, num_pauses: int) -> None:
-        """Leases are written as was planned after so many pauses: let what is due be said, given what was observed.
+        """Let due events be published. Returns at once, as there are other runs.
 
-        Waits for nobody: there are other runs.
+        seen: what was observed. num_pauses: as of the plan whose leases are written now.
         """
         if is_full(self.progress, seen) and not is_full(self.progress, self.seen):
-            log.warning("admission.stopped", run=self.run, reason=self._full_words(), journal_bytes=seen.journal_bytes)
+            log.warning("admission.stopped", run=self.run, reason=self._full_text(), journal_bytes=seen.journal_bytes)
         self.seen = seen
-        if self._voice is not None:
-            self._voice.go(num_pauses)
+        if self._publisher is not None:
+            self._publisher.resume(num_pauses)
 
     def observe(self, *, journal_bytes: int, trainer_is_there: bool, now: float, patience_seconds: float) -> Observation:
-        """Inputs to ``decide`` that the journal lacks. A trainer that claimed the run and has not begun counts as away."""
+        """Inputs to ``next_events`` that the journal lacks. A trainer that claimed the run and did not begin counts as away."""
         if trainer_is_there and not self.progress.is_joining:
             self._trainer_left_at = None
         elif self._trainer_left_at is None:
@@ -197,36 +199,36 @@ class Conductor:
 
     @property
     def demand(self) -> Demand:
-        """What the run wants of the fleet now."""
-        return demand_of(self.config, self.progress, self.measures)
+        """What the run needs of the fleet now."""
+        return demand_of(self.config, self.progress, self.measurements)
 
     @property
     def waits(self) -> tuple[str, ...]:
-        """What the run itself waits for, in words; what it lacks of the fleet is said elsewhere."""
+        """What the run itself waits for, as text; the plan reports what it lacks of the fleet."""
         progress = self.progress
-        said = [self._full_words()] if is_full(progress, self.seen) and progress.training_ended is None else []
+        reasons = [self._full_text()] if is_full(progress, self.seen) and progress.training_ended is None else []
         if progress.is_stopping and progress.training_ended is None:
-            said.append("stopping: the trainer is to commit")
+            reasons.append("stopping: the trainer is to commit")
         if not (
             progress.admitted or progress.waiting or progress.tasks_ended or any(r.has_tasks for r in progress.rounds.values())
         ):
-            said.append("no task was submitted yet")
-        return tuple(said)
+            reasons.append("no task was submitted yet")
+        return tuple(reasons)
 
     async def _on_event(self, event: Any) -> Iterable[Event]:
         if self._is_echo(event):
             return ()
-        async with self._turn:
+        async with self._lock:
             if isinstance(event, TaskSubmitted):
                 self._judge(event)
-            self._take_in(event)
-            if isinstance(event, MOVING) and self._voice is not None:
-                self._voice.pause()
+            self._apply(event)
+            if isinstance(event, ROLE_CHANGING) and self._publisher is not None:
+                self._publisher.pause()
         self._wake()
         return ()
 
     def _is_echo(self, event: Event) -> bool:
-        """Whether we said, or are saying, that this episode is opened: they come by the thousand and change nothing now."""
+        """Whether the event is an EpisodeOpened of our own: they come by the thousand and change nothing."""
         return isinstance(event, EpisodeOpened) and (not self.progress.owes(event.episode) or event.episode == self._opening)
 
     def _judge(self, task: TaskSubmitted) -> None:
@@ -236,11 +238,11 @@ class Conductor:
         if task.evaluation is not None and not self.progress.holds_round(task.evaluation):
             log.info("task.ignored", run=self.run, task=task.task, reason=f"evaluation.{task.evaluation} is false")
 
-    async def _say_slice(self) -> bool:
-        """Say some of what is due, with the turn held; False: nothing is, for now."""
-        due = decide(self.progress, self.seen, SLICE)
+    async def _publish_slice(self) -> bool:
+        """Publish some of the due events, with the lock held. False: none is due now."""
+        due = next_events(self.progress, self.seen, SLICE)
         for event in due:
-            if isinstance(event, TrainingEndRequested) and event.train_rest and not await self._samples_are_said():
+            if isinstance(event, TrainingEndRequested) and event.train_rest and not await self._has_all_samples():
                 return False
             if closes(event) and not self._may_close:
                 await self._begin_closing()
@@ -255,15 +257,15 @@ class Conductor:
                 log.info("run.behind", run=self.run, event=type(event).__name__)
                 await self.fold()
                 return True
-            self._take_in(event)
-            if self._turn.is_wanted:
+            self._apply(event)
+            if self._lock.has_waiters:
                 return True
         return bool(due)
 
     async def _begin_closing(self) -> None:
-        """From here on no trainer commits. What one committed before is published as trained, and the journal folded anew.
+        """Claim the run, so that no trainer commits from here on; publish earlier commits as trained and fold the journal anew.
 
-        Where that fails it is due again, under the same claim.
+        If that fails, the next slice tries it again under the same claim.
         """
         if not self._may_lead():
             raise Unavailable("another scheduler may lead by now: this one closes no run")
@@ -274,7 +276,7 @@ class Conductor:
         self._may_close = True
 
     async def _close(self, event: GroupDropped | RunEnded) -> bool:
-        """By our claim. False: another scheduler closes the run, so everything is looked at anew."""
+        """Append a closing event under our claim. False: another scheduler closes the run, so decisions are made anew."""
         claimed = event.model_copy(update={"nonce": self._claim.nonce})
         try:
             await self._claim.append(claimed)
@@ -282,19 +284,19 @@ class Conductor:
             log.warning("run.closed_by_another", run=self.run, reason=str(wrong))
             self._may_close = False
             return False
-        self._take_in(claimed)
+        self._apply(claimed)
         return True
 
-    def _take_in(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         now = time.time()
         if self.progress.apply(event, now):
-            self.measures.apply(event, now)
+            self.measurements.apply(event, now)
         self._settling.tick()
 
     def _is_behind(self, event: Event) -> bool:
-        """Whether an event that existed already is news to us. Ends are not: the runner or trainer was a moment faster.
+        """Whether an event that the journal held already is missing in our state, so that it must be folded again.
 
-        Asked for the same event again after folding, the answer is no, so that nothing is folded for ever.
+        Not for ends: there the runner or trainer was a moment faster. Not twice for one event, lest folding never stop.
         """
         known = message_id_of(event)
         if not isinstance(event, GroupAdmitted | EpisodeOpened) or known in self._insisted:
@@ -302,8 +304,8 @@ class Conductor:
         self._insisted.add(known)
         return True
 
-    async def _samples_are_said(self) -> bool:
-        """Whether the samples of every group that the last step may use precede what is said next."""
+    async def _has_all_samples(self) -> bool:
+        """Whether the journal holds the samples of every group that the last step may use, ahead of the next event."""
         used = self.progress.steps.in_step
         open_groups = [(n, g) for n, g in self.progress.groups.items() if g.evaluation is None and n not in used]
         for name, group in open_groups:
@@ -317,5 +319,5 @@ class Conductor:
                 self._sampled.add(episode)
         return True
 
-    def _full_words(self) -> str:
+    def _full_text(self) -> str:
         return f"admission stopped: the journal is at 80 % of fleet.journal_bytes = {self.config.fleet.journal_bytes}"

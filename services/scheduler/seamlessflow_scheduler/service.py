@@ -1,8 +1,8 @@
 """The scheduler: wins leadership, takes up the runs that have not ended, and ticks.
 
-loop          consumes              says                            unblocked by
+loop          consumes              publishes                       unblocked by
 control       QCTL                  RunStarted, streams, consumers  a request or a stop
-one per run   QSCHEDULER_<run>      what rhythm.decide returns      every event of the run
+one per run   QSCHEDULER_<run>      decisions.next_events           every event of the run
 tick          NODES, ORDERS, all    leases, RoleAssigned, RUNS      any event, or tick_seconds
               progress
 renewal       its own key           –                               time
@@ -29,48 +29,48 @@ from seamlessflow.runtime import Context, HandlerTable
 
 from .admission.run_state import holding
 from .config import SchedulerSettings
-from .fleet_monitor import Lookout
+from .fleet_monitor import FleetMonitor
 from .leadership import Leadership
 from .leases import LeaseBook
-from .placement.plan import Plan, next_plan
+from .placement.plan import FleetPlan, next_plan
 from .policy import Node, policy_of
 from .policy.base import TRAIN
-from .run import Conductor
-
-# Deleting the queues of ended runs, beside everything else and for as long as it takes. Journals stay.
-
+from .run import ScheduledRun
 
 log = structlog.get_logger()
 
 RETRY_SECONDS = 5.0
 
 
-class Clearing:
-    """One task per ended run. A scheduler that dies before it is done leaves the rest to the next one's start."""
+class QueueCleanup:
+    """Deletes the queues of ended runs, one task per run, retried until it succeeds. Journals stay.
+
+    After a crash the next scheduler begins again at its start.
+    """
 
     def __init__(self, bus: Bus, grace_seconds: float) -> None:
         self._bus, self._grace_seconds = bus, grace_seconds
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, run: str, conductor: Conductor | None) -> None:
-        """``conductor``: of a run that ended just now; it leaves its queue first."""
-        task = asyncio.create_task(self._clear(run, conductor))
+    def begin(self, run: str, scheduled_run: ScheduledRun | None) -> None:
+        """Start deleting. ``scheduled_run``: of a run that ended just now; it leaves its queue first."""
+        task = asyncio.create_task(self._clear(run, scheduled_run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def give_up(self) -> None:
-        """End all tasks, done or not."""
+        """Cancel all tasks, done or not."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _clear(self, run: str, conductor: Conductor | None) -> None:
-        await asyncio.sleep(self._grace_seconds)  # so that everybody sees the end first
+    async def _clear(self, run: str, scheduled_run: ScheduledRun | None) -> None:
+        await asyncio.sleep(self._grace_seconds)  # so that all services see the end first
         while True:
             try:
-                if conductor is not None:
-                    await conductor.leave()
+                if scheduled_run is not None:
+                    await scheduled_run.leave()
                 for service in QUEUE_OF:
                     await self._bus.delete_stream(queue_stream(service, run))
             except SeamlessFlowError as wrong:
@@ -82,7 +82,7 @@ class Clearing:
 
 
 GO_ON_SECONDS = 5.0
-CONDUCT_SECONDS = 2.0
+RUN_TICK_SECONDS = 2.0
 """How long a tick waits for one run's journal."""
 LEASES_SECONDS = 3.0
 """How often all leases are read again."""
@@ -95,17 +95,17 @@ class Scheduler:
         self._context, self._settings = context, settings
         self._leadership = Leadership(context.bus, context.settings.instance, settings.leader_ttl_seconds)
         self._book = LeaseBook(context.bus, context.journal)
-        self._lookout = Lookout(context, settings)
-        self._conductors: dict[str, Conductor] = {}
+        self._monitor = FleetMonitor(context, settings)
+        self._scheduled_runs: dict[str, ScheduledRun] = {}
         self._taking_up: dict[str, asyncio.Task[None]] = {}
         """Runs that an earlier leader began and whose journal did not answer."""
         self._states: dict[str, RunState] = {}
-        self._clearing = Clearing(context.bus, settings.queue_grace_seconds)
+        self._cleanup = QueueCleanup(context.bus, settings.queue_grace_seconds)
         self._woken = asyncio.Event()
         self._observed_at = self._leases_read_at = 0.0
 
     async def run(self) -> None:
-        """Until a stop is asked for."""
+        """Follow, then lead, until a stop is requested."""
         await self._ensure_control()
         self._context.presence.update(state="follows: another scheduler leads")
         await self._context.until_stopped(self._lead())
@@ -123,13 +123,13 @@ class Scheduler:
             for task in (keep, work):
                 task.cancel()
             await asyncio.gather(keep, work, return_exceptions=True)
-            await self._clearing.give_up()
+            await self._cleanup.give_up()
             taking_up = [*self._taking_up.values()]
             for task in taking_up:
                 task.cancel()
             await asyncio.gather(*taking_up, return_exceptions=True)
-            for conductor in self._conductors.values():
-                await conductor.leave()
+            for scheduled_run in self._scheduled_runs.values():
+                await scheduled_run.leave()
             await self._book.end()
             await self._leadership.resign()
 
@@ -149,7 +149,7 @@ class Scheduler:
             await subscription.leave()
 
     async def _ensure_control(self) -> None:
-        """The permanent streams and the buckets; where permissions are on, nobody else can make them."""
+        """Create the permanent streams and the buckets; where permissions are on, only the scheduler may create them."""
         for stream in control_streams():
             await self._context.bus.ensure_stream(stream)
         for bucket in BUCKETS:
@@ -161,14 +161,14 @@ class Scheduler:
         now = time.time()
         await self._book.load(now)
         await self._observe_nodes(now)
-        self._lookout.fleet.remember({name: held.lease for name, held in self._book.leases.items()}, now)
+        self._monitor.fleet.remember({name: held.lease for name, held in self._book.leases.items()}, now)
         for entry in await (await self._context.bus.kv(RUNS_BUCKET)).entries():
             self._states[entry.key] = unpack_record(RunState, entry.value)
         names = set(await self._context.bus.stream_names())
         going_on = []
         for run, state in self._states.items():
             if state.phase is RunPhase.ENDED and any(queue_stream(service, run) in names for service in QUEUE_OF):
-                self._clearing.begin(run, None)
+                self._cleanup.begin(run, None)
             if state.phase in (RunPhase.QUEUED, RunPhase.RUNNING, RunPhase.HELD) and journal_stream(run) in names:
                 going_on.append(self._go_on_or_later(run))
         await asyncio.gather(*going_on)
@@ -209,7 +209,7 @@ class Scheduler:
 
     async def _on_run_requested(self, event: RunRequested) -> Iterable[Event]:
         state = self._states.get(event.run)
-        if event.run in self._conductors or (state is not None and state.phase in (RunPhase.ENDED, RunPhase.REFUSED)):
+        if event.run in self._scheduled_runs or (state is not None and state.phase in (RunPhase.ENDED, RunPhase.REFUSED)):
             return ()
         if event.run in self._taking_up:
             raise Unavailable(f"the journal of run {event.run} does not answer; its request waits")
@@ -225,20 +225,20 @@ class Scheduler:
         return ()
 
     async def _begin(self, run: str, document: dict[str, object]) -> None:
-        """Make what the run needs, say that it started, and conduct it."""
+        """Create the run's streams, publish RunStarted and consume the run's queue."""
         config = parse_run_config(document, source=f"document of run {run}")
         policy_of(config.fleet.policy)
-        conductor = Conductor(self._context, run, config, self._woken.set, lambda: self._leadership.is_certain)
-        await conductor.make()
+        scheduled_run = ScheduledRun(self._context, run, config, self._woken.set, lambda: self._leadership.is_certain)
+        await scheduled_run.make()
         await self._context.journal.publish(RunStarted(run=run, document=document))
-        await conductor.join()
-        self._conductors[run] = conductor
+        await scheduled_run.join()
+        self._scheduled_runs[run] = scheduled_run
         log.info("run.begun", run=run, policy=config.fleet.policy, envs=config.envs)
 
     async def _on_run_stop_requested(self, event: RunStopRequested) -> Iterable[Event]:
-        conductor = self._conductors.get(event.run)
-        if conductor is not None:
-            await conductor.stop(event)
+        scheduled_run = self._scheduled_runs.get(event.run)
+        if scheduled_run is not None:
+            await scheduled_run.stop(event)
         elif event.run not in self._states:
             requested = await self._context.bus.first(CONTROL_STREAM, subject_filter(RunRequested, run=event.run))
             if requested is None:
@@ -262,92 +262,100 @@ class Scheduler:
         now = time.time()
         if not 0 <= now - self._observed_at < self._settings.tick_seconds:  # events come by the hundred a second, nodes do not
             await self._observe_nodes(now)
-            now = time.time()  # what was heard during the look does not lie in the future
-        known = {run: conductor.num_pauses for run, conductor in self._conductors.items()}
+            now = time.time()  # events that came while nodes were read do not lie in the future
+        known = {run: scheduled_run.num_pauses for run, scheduled_run in self._scheduled_runs.items()}
         plan = self._plan(now)
         await self._write_leases(plan, now)  # first: a device that waits costs more than an episode that is not open yet
-        conductors = [self._conductors[run] for run in known if run in self._conductors]  # others: with the next plan
-        await asyncio.gather(*(self._conduct_safely(conductor, now, known[conductor.run]) for conductor in conductors))
+        scheduled_runs = [
+            self._scheduled_runs[run] for run in known if run in self._scheduled_runs
+        ]  # others: with the next plan
+        await asyncio.gather(
+            *(self._tick_run_safely(scheduled_run, now, known[scheduled_run.run]) for scheduled_run in scheduled_runs)
+        )
         await self._publish_states(plan)
 
-    async def _write_leases(self, plan: Plan, now: float) -> None:
+    async def _write_leases(self, plan: FleetPlan, now: float) -> None:
         for assignment in plan.changes:
             if not self._leadership.is_certain:
                 raise Unavailable("its key was not renewed in time, so another scheduler may lead: no lease is written")
             await self._book.write(assignment, now)
-        if any(change.role is Role.SERVE for change in plan.changes):  # shards taken are given at the next look: let it be now
+        if any(
+            change.role is Role.SERVE for change in plan.changes
+        ):  # shards taken are given once nodes are read again: let it be now
             self._observed_at = 0.0
             self._woken.set()
 
     async def _observe_nodes(self, now: float) -> None:
-        await self._lookout.look(now)
+        await self._monitor.read(now)
         self._observed_at = now
         if not 0 <= now - self._leases_read_at < LEASES_SECONDS:  # an earlier leader may have written after we read
             await self._book.load(now)
             self._leases_read_at = now
 
-    async def _conduct_safely(self, conductor: Conductor, now: float, num_pauses: int) -> None:
+    async def _tick_run_safely(self, scheduled_run: ScheduledRun, now: float, num_pauses: int) -> None:
         """A run whose journal does not answer delays no other run."""
         try:
-            async with asyncio.timeout(CONDUCT_SECONDS):
-                await self._conduct(conductor, now, num_pauses)
+            async with asyncio.timeout(RUN_TICK_SECONDS):
+                await self._tick_run(scheduled_run, now, num_pauses)
         except (BusClosed, SequenceMismatch):
             raise
         except (SeamlessFlowError, TimeoutError) as wrong:
-            log.warning("run.delayed", run=conductor.run, reason=str(wrong) or f"no answer within {CONDUCT_SECONDS:g} s")
+            log.warning("run.delayed", run=scheduled_run.run, reason=str(wrong) or f"no answer within {RUN_TICK_SECONDS:g} s")
 
-    async def _conduct(self, conductor: Conductor, now: float, num_pauses: int) -> None:
-        limit = conductor.config.fleet.journal_bytes
-        journal_bytes = await self._context.bus.stream_bytes(journal_stream(conductor.run)) if limit > 0 else 0
+    async def _tick_run(self, scheduled_run: ScheduledRun, now: float, num_pauses: int) -> None:
+        limit = scheduled_run.config.fleet.journal_bytes
+        journal_bytes = await self._context.bus.stream_bytes(journal_stream(scheduled_run.run)) if limit > 0 else 0
         trainer_is_there = any(
-            node.can(TRAIN) for node in self._nodes() if node.lease is not None and node.lease.run == conductor.run
+            node.can(TRAIN) for node in self._nodes() if node.lease is not None and node.lease.run == scheduled_run.run
         )
         patience = self._settings.trainer_away_seconds
-        seen = conductor.observe(
+        seen = scheduled_run.observe(
             journal_bytes=journal_bytes, trainer_is_there=trainer_is_there, now=now, patience_seconds=patience
         )
-        conductor.tick(seen, num_pauses)
-        ended = conductor.progress.ended
+        scheduled_run.tick(seen, num_pauses)
+        ended = scheduled_run.progress.ended
         if ended is not None:
-            await self._record_end(conductor.run, ended.reason)  # first: it may fail, and then the next tick does it
-            del self._conductors[conductor.run]
-            self._clearing.begin(conductor.run, conductor)
+            await self._record_end(scheduled_run.run, ended.reason)  # first: it may fail, and then the next tick does it
+            del self._scheduled_runs[scheduled_run.run]
+            self._cleanup.begin(scheduled_run.run, scheduled_run)
             self._woken.set()  # its nodes are free
-            log.info("run.ended", run=conductor.run, reason=ended.reason, steps=ended.steps)
+            log.info("run.ended", run=scheduled_run.run, reason=ended.reason, steps=ended.steps)
 
     async def _record_end(self, run: str, reason: str) -> None:
         await self._set_state(run, self._states[run].model_copy(update={"phase": RunPhase.ENDED, "reason": reason}))
 
     def _nodes(self) -> list[Node]:
-        held = holding(conductor.progress for conductor in self._conductors.values())
-        return self._lookout.fleet.nodes(self._book.leases, held)
+        held = holding(scheduled_run.progress for scheduled_run in self._scheduled_runs.values())
+        return self._monitor.fleet.nodes(self._book.leases, held)
 
-    def _plan(self, now: float) -> Plan:
+    def _plan(self, now: float) -> FleetPlan:
         nodes = self._nodes()
-        self._lookout.warn_of(nodes)
-        going_on = [run for run, conductor in self._conductors.items() if not conductor.progress.is_held]
+        self._monitor.warn_of(nodes)
+        going_on = [run for run, scheduled_run in self._scheduled_runs.items() if not scheduled_run.progress.is_held]
         runs = sorted(going_on, key=lambda run: (self._states[run].requested_at, run))
-        held = frozenset(self._conductors.keys() - set(runs))
-        return next_plan(nodes, self._book.leases, [self._conductors[run].demand for run in runs], now, held=held)
+        held = frozenset(self._scheduled_runs.keys() - set(runs))
+        return next_plan(nodes, self._book.leases, [self._scheduled_runs[run].demand for run in runs], now, held=held)
 
-    async def _publish_states(self, plan: Plan) -> None:
-        """RUNS, the log and our presence say what each run does and waits for."""
-        words = []
-        for run, conductor in self._conductors.items():
-            held, state = conductor.progress.history.held, self._states[run]
+    async def _publish_states(self, plan: FleetPlan) -> None:
+        """Publish what each run does and waits for: in RUNS, in the log and in our presence."""
+        texts = []
+        for run, scheduled_run in self._scheduled_runs.items():
+            held, state = scheduled_run.progress.history.held, self._states[run]
             lacks = plan.waits.get(run)
             if held is not None:
                 phase, waits = RunPhase.HELD, held.reason
-            elif lacks is None:  # it began after the plan was made, and comes with the next
+            elif lacks is None:  # it began after the plan was made, and is part of the next one
                 continue
             else:
-                waits = "; ".join((*lacks, *conductor.waits))
+                waits = "; ".join((*lacks, *scheduled_run.waits))
                 phase = RunPhase.QUEUED if lacks and state.phase is RunPhase.QUEUED else RunPhase.RUNNING
             if (phase, waits) != (state.phase, state.reason):
                 log.info("run.waits" if waits else "run.goes_on", run=run, phase=phase.value, reason=waits)
                 await self._set_state(run, state.model_copy(update={"phase": phase, "reason": waits}))
-            words.append(f"{run}: {phase.value}, step {conductor.progress.steps.step}" + (f", waits: {waits}" if waits else ""))
-        self._announce("leads; " + (" | ".join(words) or "no run"))
+            texts.append(
+                f"{run}: {phase.value}, step {scheduled_run.progress.steps.step}" + (f", waits: {waits}" if waits else "")
+            )
+        self._announce("leads; " + (" | ".join(texts) or "no run"))
 
     def _announce(self, state: str) -> None:
         if self._context.presence.status.state != state:

@@ -46,7 +46,7 @@ def generation_consumer(tags: Iterable[str], tag: str, bucket: int) -> str:
     return consumer_name(WORKER, f"{places(tags)[tag]}.{bucket}")
 
 
-def commons(num_buckets: int) -> int | None:
+def unowned_bucket(num_buckets: int) -> int | None:
     """The affinity bucket that is nobody's: first calls of episodes of several are in it, and whoever has room takes them; the
     next ones are in a bucket of whoever took the first. None: with one bucket there is nothing to choose from.
     """
@@ -55,7 +55,7 @@ def commons(num_buckets: int) -> int | None:
 
 def all_buckets(num_buckets: int) -> range:
     """Of a run with so many affinity buckets, the one that is nobody's included."""
-    return range(num_buckets + (commons(num_buckets) is not None))
+    return range(num_buckets + (unowned_bucket(num_buckets) is not None))
 
 
 def control_streams() -> tuple[StreamSpec, StreamSpec]:

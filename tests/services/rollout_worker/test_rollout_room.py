@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Event, Lease, Role, SegmentSampled, claim_of
-from seamlessflow.contracts.streams import all_buckets, commons, generation_consumer
+from seamlessflow.contracts.streams import all_buckets, generation_consumer, unowned_bucket
 from seamlessflow_rollout_worker.generations.abandonment import Interests
 from seamlessflow_rollout_worker.generations.pulls import (
     LENT_PRIORITY,
@@ -124,7 +124,7 @@ def test_what_is_nobodys_is_pulled_by_all_alike_and_last_by_who_is_lent() -> Non
     assert parts_of(lease(3, lent=True), TAGS, 2)[part] == LENT_PRIORITY
     assert part in common_parts(lease(), TAGS, 2)
     assert common_parts(lease(tags=("rollout",)), TAGS, 2) == {part}
-    assert common_parts(lease(0), TAGS, 1) == frozenset() and commons(1) is None and len(all_buckets(1)) == 1
+    assert common_parts(lease(0), TAGS, 1) == frozenset() and unowned_bucket(1) is None and len(all_buckets(1)) == 1
 
 
 def test_a_lease_counts_its_buckets_over_the_tags_of_the_run() -> None:

@@ -51,7 +51,7 @@ class Floor:
                     process.renewed_at, process.revision = self.time, process.revision + 1
 
     def order(self, node: str, change: Callable[[NodeOrder], NodeOrder]) -> None:
-        """Somebody types a command."""
+        """A person types a command."""
         self.orders[node] = change(self.orders.get(node, NodeOrder()))
 
     def obeys_orders(self, process: Process) -> bool:
@@ -65,7 +65,7 @@ class Floor:
                 yield process
 
     def correct_doubles(self) -> None:
-        """Somebody gives a name to one machine only."""
+        """A person gives a name to one machine only."""
         for machine in list(self.machines):
             if any(other.node == machine.node for other in self.machines[: self.machines.index(machine)]):
                 for process in [each for each in self.processes if each.machine is machine]:

@@ -22,10 +22,10 @@ def check_grant(world: World, node: str, lease: Lease) -> None:
     for name in set(lease.gang[1:]) - set(former):
         assert world.leases[name][0].role is Role.TRAIN, f"{node} leads {name}, which was not told"
         if not world.leader.unheard and world.is_in_order and not world.has_doubles:
-            assert _has_device(world, name), f"{node} leads {name}, which does not say that it has its device"
+            assert _has_device(world, name), f"{node} leads {name}, whose trainer did not publish that it has its device"
 
 
 def _has_device(world: World, node: str) -> bool:
-    """Whether the journal says that a trainer has the device of its node."""
-    said = [each for each in world.journal.of(RoleTaken, RoleReleased) if (each.node, each.service) == (node, TRAINER)]
-    return max(said, key=lambda each: (each.epoch, isinstance(each, RoleReleased)), default=None).__class__ is RoleTaken
+    """Whether a trainer has the device of its node, by the journal."""
+    published = [each for each in world.journal.of(RoleTaken, RoleReleased) if (each.node, each.service) == (node, TRAINER)]
+    return max(published, key=lambda each: (each.epoch, isinstance(each, RoleReleased)), default=None).__class__ is RoleTaken

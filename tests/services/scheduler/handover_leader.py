@@ -1,4 +1,4 @@
-"""The scheduler of the hand-over's world: Fleet, Pulse, next_plan, next_lease, Progress, Measures as they are.
+"""The scheduler of the hand-over's world: the pure parts of the real one, as they are.
 
 News come to it late, twice and out of order; it may die between a lease and its word; its clock may be wrong.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from seamlessflow.contracts import Event
-from seamlessflow_scheduler.admission.measurements import Measures
-from seamlessflow_scheduler.admission.run_state import Progress, holding
-from seamlessflow_scheduler.fleet_monitor import Pulse
-from seamlessflow_scheduler.fleet_state import Fleet, HeldLease
+from seamlessflow_scheduler.admission.measurements import RunMeasurements
+from seamlessflow_scheduler.admission.run_state import RunProgress, holding
+from seamlessflow_scheduler.fleet_monitor import HeartbeatMonitor
+from seamlessflow_scheduler.fleet_state import FleetState, HeldLease
 from seamlessflow_scheduler.leases import next_lease, role_assigned
-from seamlessflow_scheduler.placement.plan import Plan, next_plan
+from seamlessflow_scheduler.placement.plan import FleetPlan, next_plan
 from seamlessflow_scheduler.policy import Node
 from seamlessflow_scheduler.run import demand_of
 from tests.services.scheduler.scheduler_world import RUN
@@ -27,8 +27,8 @@ class Leader:
 
     def __init__(self, world: World, ahead_seconds: float) -> None:
         self.world, self.ahead_seconds = world, ahead_seconds
-        self.fleet, self.pulse = Fleet(10.0), Pulse(2.5)
-        self.progress, self.measures = Progress(RUN, world.config), Measures(RUN, world.config)
+        self.fleet, self.pulse = FleetState(10.0), HeartbeatMonitor(2.5)
+        self.progress, self.measurements = RunProgress(RUN, world.config), RunMeasurements(RUN, world.config)
         for event, at in world.history:
             self.take_in(event, at)
         self.unheard: list[tuple[Event, float]] = []
@@ -59,7 +59,7 @@ class Leader:
 
     def take_in(self, event: Event, at: float) -> None:
         self.progress.apply(event, at)
-        self.measures.apply(event, at)
+        self.measurements.apply(event, at)
 
     def hear(self, place: int = 0, *, again: bool = False) -> None:
         """One of the news that wait, not always the oldest, and maybe not for the last time."""
@@ -74,8 +74,8 @@ class Leader:
     def nodes(self) -> list[Node]:
         return self.fleet.nodes(self.book, holding([self.progress]))
 
-    def plan(self) -> Plan:
-        return next_plan(self.nodes(), self.book, [demand_of(self.world.config, self.progress, self.measures)], self.now)
+    def plan(self) -> FleetPlan:
+        return next_plan(self.nodes(), self.book, [demand_of(self.world.config, self.progress, self.measurements)], self.now)
 
     def tick(self, most: int = 99, *, dumb: bool = False) -> int:
         """Write what should change, at most so many leases. dumb: it dies between the lease and the word."""

@@ -90,7 +90,7 @@ class Process(ABC):
         self.is_alive = False
         self.release()
 
-    def say_role(self, kind: type[RoleTaken] | type[RoleReleased]) -> None:
+    def publish_role(self, kind: type[RoleTaken] | type[RoleReleased]) -> None:
         assert self.lease is not None
         epoch = self.obeyed
         self.world.publish(kind(run=RUN, node=self.machine.node, epoch=epoch, service=self.service))

@@ -28,7 +28,7 @@ class Trainer(Process):
         self.partners: list[Process] = []
         """Who held a device for the step when it began."""
         self.has_hung = False
-        """In the step in progress: then it is no wonder that nobody waits for it."""
+        """In the step in progress: then no lease needs to wait for it."""
 
     def plan(self, lease: Lease) -> list[str]:
         self.obeyed = lease.epoch
@@ -36,11 +36,11 @@ class Trainer(Process):
         joins = ["join"] if lease.run and lease.trainer and (not self.line or leaves) else []
         is_new, self.is_new = self.is_new, False
         if lease.run is None:
-            turn = ["release", "say released"] if self.is_lent else ["release"]
+            turn = ["release", "publish released"] if self.is_lent else ["release"]
         elif lease.role is Role.TRAIN:
-            return [*leaves, *joins, Move.TAKE, "say taken"]
+            return [*leaves, *joins, Move.TAKE, "publish taken"]
         else:
-            turn = ["release", "say released"] if lease.trainer or self.is_lent or is_new else []
+            turn = ["release", "publish released"] if lease.trainer or self.is_lent or is_new else []
         return [*leaves, *turn, *joins]
 
     def do(self, what: str) -> bool:
@@ -58,20 +58,20 @@ class Trainer(Process):
                 if not self.take():
                     return False
                 self.is_lent = self.may_step = True
-            case "say taken":
-                self.say_role(RoleTaken)
+            case "publish taken":
+                self.publish_role(RoleTaken)
             case "release":
                 self.may_step = False
                 if self.in_step:
                     return False
                 self.release()
-            case "say released":
-                self.say_role(RoleReleased)
+            case "publish released":
+                self.publish_role(RoleReleased)
                 self.is_lent = False
         return True
 
     def work(self) -> None:
-        """Say a batch ready, begin a step, or end one."""
+        """Publish a ready batch, begin a step, or end one."""
         if not (self.acts and self.line):
             return
         lease, _ = self.world.leases[self.machine.node]
@@ -84,11 +84,11 @@ class Trainer(Process):
             assert self.holds, "a step is taken on a device that is not the trainer's"
             self.in_step, self.step = 0, self.step + 1
             assert self.batch is not None
-            said = StepTaken(**common, weights_version=self.step, groups=(self.batch,), metrics={})
+            published = StepTaken(**common, weights_version=self.step, groups=(self.batch,), metrics={})
             self.batch = None
-            if self.world.publish(said) and self.line == self.world.newest_line:
+            if self.world.publish(published) and self.line == self.world.newest_line:
                 self.world.step = self.step
-                self.world.trained += said.groups
+                self.world.trained += published.groups
         elif self.batch is None:
             ready = [group for group in self.world.groups if group not in self.world.trained]
             if ready:

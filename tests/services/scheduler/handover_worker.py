@@ -37,7 +37,7 @@ class Generation:
     """A unit of work: its subject in the journal, and who was delivered it and did not give it back."""
 
     name: str
-    said: list[Event] = field(default_factory=list)
+    published: list[Event] = field(default_factory=list)
     is_queued: bool = True
     holders: set[Process] = field(default_factory=set)
 
@@ -57,17 +57,17 @@ class Generation:
         return self.history.ended
 
     def history_until(self, seq: int) -> History:
-        """What somebody knows who heard no more of it."""
+        """The history of a generation as known from its events so far."""
         return self._histories[seq]
 
     def append(self, event: Event, expected_last_seq: int | None) -> int:
         """As the server does: whoever expects nothing is not refused. Raises BadInput where tokens are missing or come
         twice."""
-        if expected_last_seq not in (None, len(self.said)):
+        if expected_last_seq not in (None, len(self.published)):
             raise SequenceMismatch(self.name)
-        self.said.append(event)
-        self._histories.append(self.history.after(event, len(self.said)))
-        return len(self.said)
+        self.published.append(event)
+        self._histories.append(self.history.after(event, len(self.published)))
+        return len(self.published)
 
 
 class Worker(Process):
@@ -81,9 +81,9 @@ class Worker(Process):
 
     def plan(self, lease: Lease) -> list[str]:
         self.obeyed = lease.epoch
-        said = {Move.TAKE: [Move.TAKE, "say taken"], Move.RELEASE: [Move.RELEASE, "say released"]}
+        published = {Move.TAKE: [Move.TAKE, "publish taken"], Move.RELEASE: [Move.RELEASE, "publish released"]}
         planned = moves(Standing(self.run, self.holds, bool(self.held)), lease)
-        return [each for move in planned for each in said.get(move, [move])]
+        return [each for move in planned for each in published.get(move, [move])]
 
     def do(self, what: str) -> bool:
         assert self.lease is not None
@@ -106,10 +106,10 @@ class Worker(Process):
                 self.is_frozen = False
             case Move.PULL:
                 self.pulls = True
-            case "say taken":
-                self.say_role(RoleTaken)
-            case "say released":
-                self.say_role(RoleReleased)
+            case "publish taken":
+                self.publish_role(RoleTaken)
+            case "publish released":
+                self.publish_role(RoleReleased)
         return True
 
     def hand_back(self) -> None:
@@ -122,7 +122,7 @@ class Worker(Process):
         generation.holders.discard(self)
 
     def work(self) -> None:
-        """Take something from the queue, or say the next thing about it: a claim, a token, the end."""
+        """Take something from the queue, or publish its next event: a claim, a token, the end."""
         if not (self.acts and self.pulls and not self.is_frozen):
             return
         assert self.holds, "a worker samples on a device that is not its own"
@@ -137,7 +137,7 @@ class Worker(Process):
                 self.drop(generation)
 
     def pull(self, generation: Generation) -> None:
-        """A first delivery is taken for a fresh generation without reading what was said of it."""
+        """A first delivery is taken for a fresh generation without reading its events."""
         generation.is_queued = False
         if generation.is_ended:
             return

@@ -1,6 +1,6 @@
 """A world in which devices change hands: real pure protocol, small models of processes, and no clock but its own.
 
-    scheduler   Fleet, Pulse, next_plan, next_lease, Progress, Measures as they are; leases are compare-and-set
+    scheduler   FleetState, HeartbeatMonitor, next_plan, RunProgress, RunMeasurements as they are; leases are compare-and-set
     worker      ``rollout_worker.roles.moves``, ``decide`` and ``Chain`` as they are, one move at a time; a generation is a
                 subject of the journal with its fence
     trainer     what trainer/device_turn and trainer/service do with a lease, one thing at a time
@@ -102,7 +102,7 @@ class World(Floor):
         return max((event.line for event in self.journal.of(TrainerStarted)), default=0)
 
     def redeliver(self, generation: Generation) -> None:
-        """Nobody pinged for it: the queue brings it again."""
+        """Its delivery timed out: the queue brings it again."""
         if not generation.is_ended and not any(each.acts for each in generation.holders):
             generation.is_queued = True
 

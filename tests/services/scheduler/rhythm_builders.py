@@ -1,23 +1,23 @@
-"""A scheduler that is told events and says what is due until it is silent, and the ends of episodes to tell it."""
+"""Applies events to a run and publishes due events until none is left; builds the ends of episodes."""
 
 from __future__ import annotations
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeEvaluated, EpisodeOpened, EpisodeStatus, Event
-from seamlessflow_scheduler.admission.decisions import NOTHING, Observation, decide
-from seamlessflow_scheduler.admission.run_state import Progress
+from seamlessflow_scheduler.admission.decisions import NOTHING, Observation, next_events
+from seamlessflow_scheduler.admission.run_state import RunProgress
 from tests.services.scheduler.scheduler_world import RUN
 
 
-def told(progress: Progress, *events: Event, seen: Observation = NOTHING) -> list[Event]:
-    """Apply events, then everything that the scheduler says in turn until it is silent; returns what it said."""
+def told(progress: RunProgress, *events: Event, seen: Observation = NOTHING) -> list[Event]:
+    """Apply events, then publish due events until none is left; returns the published ones."""
     for event in events:
         progress.apply(event)
-    said: list[Event] = []
-    while due := decide(progress, seen):
+    published: list[Event] = []
+    while due := next_events(progress, seen):
         for event in due:
             progress.apply(event)
-        said += due
-    return said
+        published += due
+    return published
 
 
 def kinds(events: list[Event]) -> list[str]:

@@ -114,9 +114,9 @@ class Bench:
             if serving is not None and serving.run == run:
                 await self.journal.publish_all(agents.due())
             if gpu is not None and gpu.run == run and gpu.trainer:
-                said = trainer.due(has_device=gpu.role is Role.TRAIN)
-                await self.journal.publish_all(said)
-                assert not said or not isinstance(said[0], StepTaken) or gpu.role is Role.TRAIN
+                published = trainer.due(has_device=gpu.role is Role.TRAIN)
+                await self.journal.publish_all(published)
+                assert not published or not isinstance(published[0], StepTaken) or gpu.role is Role.TRAIN
 
     async def has_journal(self, run: str = RUN) -> bool:
         return journal_stream(run) in await self.bus.stream_names()

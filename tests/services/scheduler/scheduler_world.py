@@ -136,8 +136,8 @@ class Agents:
             versions = (self.rng.randint(0, 1),)
             return EpisodeEvaluated(**common, reward=ended.reward, num_sampled=count, weights_versions=versions)
         seen = min(count, 4) if ended.status is EpisodeStatus.COMPLETED else 0
-        said = {"num_sampled": count, "num_undelivered": count - seen}
-        return SamplesReady(**common, reward=ended.reward, samples=(sample(seen),) if seen else (), **said)
+        published = {"num_sampled": count, "num_undelivered": count - seen}
+        return SamplesReady(**common, reward=ended.reward, samples=(sample(seen),) if seen else (), **published)
 
 
 class Trainer:
@@ -203,16 +203,16 @@ class Trainer:
         return [taken, *(self._commit() if self.step % self.config.checkpoints.every_steps == 0 else [])]
 
     def _commit(self) -> list[Event]:
-        said: list[Event] = []
+        published: list[Event] = []
         groups = [(step, group) for step, groups in self.uncommitted.items() for group in groups]
         if groups:
             self.committed_step = self.step
             names = tuple(group for _, group in groups)
-            said = [GroupTrained(run=self.run, group=g, step=step, episodes=self._tokens(g)) for step, g in groups]
-            said.append(StepsCommitted(run=self.run, step=self.step, line=self.line, checkpoint="c", groups=names))
+            published = [GroupTrained(run=self.run, group=g, step=step, episodes=self._tokens(g)) for step, g in groups]
+            published.append(StepsCommitted(run=self.run, step=self.step, line=self.line, checkpoint="c", groups=names))
             self.closed.update(names)
             self.uncommitted = {}
-        return said
+        return published
 
     def _over(self) -> TrainingEnded:
         self.ended = True

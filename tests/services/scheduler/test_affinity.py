@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import EpisodeEnded, EpisodeStatus
-from seamlessflow.contracts.streams import commons
-from seamlessflow_scheduler.placement.affinity import Calls, owners
+from seamlessflow.contracts.streams import unowned_bucket
+from seamlessflow_scheduler.placement.affinity import CallStatistics, owners
 from tests.services.scheduler.scheduler_world import RUN, origin
 
 FLEETS = st.integers(1, 12).flatmap(
@@ -66,7 +66,7 @@ def test_where_nobody_rolls_out_nobody_owns_anything():
 
 @given(counts=st.lists(st.integers(0, 4)), order=st.randoms())
 def test_an_environment_is_of_one_call_as_its_ends_say_in_whatever_order(counts, order):
-    calls, again = Calls(), Calls()
+    calls, again = CallStatistics(), CallStatistics()
     for count in counts:
         calls.ended(ended("web", count))
     order.shuffle(counts)
@@ -80,12 +80,16 @@ def test_an_environment_is_of_one_call_as_its_ends_say_in_whatever_order(counts,
 
 @given(group=st.integers(0, 63), num_buckets=st.integers(1, 64))
 def test_an_episode_begins_in_the_bucket_of_its_group_or_where_there_is_room(group, num_buckets):
-    """The bucket that is nobody's, where episodes are several calls; with one bucket there is no choice."""
+    """The unowned bucket, where episodes are several calls; with one bucket there is no choice."""
     group %= num_buckets
-    several, one = Calls(), Calls()
+    several, one = CallStatistics(), CallStatistics()
     several.ended(ended("web", 9))
     one.ended(ended("web", 1))
 
     assert one.bucket("web", group, num_buckets) == group
-    assert several.bucket("web", group, num_buckets) == Calls().bucket("web", group, num_buckets) == (commons(num_buckets) or 0)
-    assert (commons(num_buckets) is None) is (num_buckets == 1)
+    assert (
+        several.bucket("web", group, num_buckets)
+        == CallStatistics().bucket("web", group, num_buckets)
+        == (unowned_bucket(num_buckets) or 0)
+    )
+    assert (unowned_bucket(num_buckets) is None) is (num_buckets == 1)

@@ -37,9 +37,9 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow_scheduler.admission.decisions import Observation, admission_bound, decide
-from seamlessflow_scheduler.admission.run_state import Progress
-from seamlessflow_scheduler.run import Conductor
+from seamlessflow_scheduler.admission.decisions import Observation, admission_bound, next_events
+from seamlessflow_scheduler.admission.run_state import RunProgress
+from seamlessflow_scheduler.run import ScheduledRun
 from tests.services.scheduler import scheduler_bench
 from tests.services.scheduler.rhythm_builders import kinds, told
 from tests.services.scheduler.scheduler_bench import Bench, until
@@ -157,7 +157,7 @@ async def test_a_late_end_of_a_trainer_that_lost_its_claim_ends_nothing(bench: B
 
     await until(seen)
     assert await bench.events(RUN, RunEnded) == []
-    progress = Progress(RUN, config())
+    progress = RunProgress(RUN, config())
     for event in await bench.events(RUN):
         progress.apply(event)
     assert progress.training_ended is None and set(progress.groups) == {"g-t0", "g-t1"} and progress.steps.step == 0
@@ -204,26 +204,26 @@ async def test_a_held_run_that_is_stopped_ends(bench: Bench):
 
 def test_nothing_is_admitted_while_a_run_is_held():
     """And all of it once it goes on."""
-    progress = Progress(RUN, config())
+    progress = RunProgress(RUN, config())
     told(progress, claimed(1, "n1"), RunHeld(run=RUN, reason="damaged", nonce="n1"))
 
     assert told(progress, *tasks("t", 2)) == []
-    said = told(progress, ResumeRequested(run=RUN, request="q1"))
-    assert kinds(said).count("GroupAdmitted") == 2
+    published = told(progress, ResumeRequested(run=RUN, request="q1"))
+    assert kinds(published).count("GroupAdmitted") == 2
 
 
 def test_a_rollback_makes_room_for_what_it_took_back():
     """Its groups count as dropped: else nothing could be admitted until the step has come back to where it was."""
-    progress = Progress(RUN, config())
-    said = told(
+    progress = RunProgress(RUN, config())
+    published = told(
         progress, *tasks("t", 30), claimed(1, "n1"), TrainerStarted(run=RUN, line=1, step=0, weights_version=0, nonce="n1")
     )
-    names = [event.group for event in said if isinstance(event, GroupAdmitted)]
+    names = [event.group for event in published if isinstance(event, GroupAdmitted)]
     for step in (1, 2):
         groups = tuple(names[2 * step - 2 : 2 * step])
         taken = StepTaken(run=RUN, step=step, line=1, weights_version=step, groups=groups, metrics={})
-        said = told(progress, taken, committed(step, *groups))
-        names += [event.group for event in said if isinstance(event, GroupAdmitted)]
+        published = told(progress, taken, committed(step, *groups))
+        names += [event.group for event in published if isinstance(event, GroupAdmitted)]
     back = RolledBack(run=RUN, step=1, line=2, nonce="n2", checkpoint=f"{RUN}/checkpoints/1", request="q1")
     started = TrainerStarted(run=RUN, line=2, step=1, weights_version=3, nonce="n2")
     told(progress, claimed(2, "n2"), back, started)
@@ -231,12 +231,12 @@ def test_a_rollback_makes_room_for_what_it_took_back():
     assert (progress.dropped, progress.steps.step, progress.committed_step) == (2, 1, 1)
     assert progress.admitted - progress.dropped <= admission_bound(progress)
     assert progress.potential >= config().algorithm.groups_per_step
-    assert progress.losses.dropped.total() == 0
+    assert progress.failures.dropped.total() == 0
 
 
 def test_an_event_that_comes_again_after_younger_ones_changes_nothing():
     """A queue delivers again what was not acknowledged: an old claim is not the newest by that, and nothing is held twice."""
-    progress = Progress(RUN, config())
+    progress = RunProgress(RUN, config())
     history = [
         claimed(1, "n1"),
         RunHeld(run=RUN, reason="damaged", nonce="n1"),
@@ -252,13 +252,13 @@ def test_an_event_that_comes_again_after_younger_ones_changes_nothing():
 
 def test_a_stop_does_not_wait_for_a_trainer_that_cannot_begin():
     """It claimed the run, and waits for a store that is away: as good as no trainer, once that takes too long."""
-    progress = Progress(RUN, config())
+    progress = RunProgress(RUN, config())
     started = TrainerStarted(run=RUN, line=1, step=0, weights_version=0, nonce="n1")
     told(progress, claimed(1, "n1"), started, claimed(2, "n2"), RunStopRequested(run=RUN))
 
     assert progress.is_joining
-    assert decide(progress) == []
-    assert kinds(decide(progress, Observation(trainer_gone=True))) == ["RunEnded"]
+    assert next_events(progress) == []
+    assert kinds(next_events(progress, Observation(trainer_gone=True))) == ["RunEnded"]
 
 
 class LosesReads(MemoryBus):
@@ -330,11 +330,11 @@ async def test_a_trainer_that_cannot_go_on_is_closed_behind_like_any_other(bench
 async def test_a_scheduler_that_may_not_lead_any_more_closes_no_run(bench: Bench):
     """It stood still, and judged the trainer by a clock that went on: another one may lead by now."""
     await begun(bench)
-    conductor = Conductor(bench.running[0][2], RUN, config(), lambda: None, may_lead=lambda: False)
-    await conductor.fold()
-    conductor.progress.apply(RunStopRequested(run=RUN))
-    conductor.seen = Observation(trainer_gone=True)
+    scheduled_run = ScheduledRun(bench.running[0][2], RUN, config(), lambda: None, may_lead=lambda: False)
+    await scheduled_run.fold()
+    scheduled_run.progress.apply(RunStopRequested(run=RUN))
+    scheduled_run.seen = Observation(trainer_gone=True)
 
     with pytest.raises(Unavailable, match="another scheduler may lead"):
-        await conductor._say_slice()
+        await scheduled_run._publish_slice()
     assert not [each for each in await bench.events(RUN, TrainerClaimed) if each.closes]

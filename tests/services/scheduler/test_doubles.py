@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_scheduler.fleet_monitor import SAID_SECONDS, Doubles
+from seamlessflow_scheduler.fleet_monitor import REPORTED_SECONDS, DuplicateProcesses
 
 NAME = ("n1", "rollout-worker")
 
 
-def seen(*instances: str, every_seconds: float = 0.5) -> tuple[Doubles, dict, float]:
+def seen(*instances: str, every_seconds: float = 0.5) -> tuple[DuplicateProcesses, dict, float]:
     """What is found after looks at a name, each of which finds an instance."""
-    doubles, found, now = Doubles(), {}, 100.0
+    doubles, found, now = DuplicateProcesses(), {}, 100.0
     for instance in instances:
         found, now = doubles.observe({NAME: instance}, now), now + every_seconds
     return doubles, found, now
@@ -33,7 +33,7 @@ def test_when_one_of_the_two_is_ended_nothing_is_said_after_a_while():
     """It is a state of now."""
     doubles, found, now = seen("a", "b", "a", "b", "a")
     assert found
-    for _ in range(int(SAID_SECONDS) + 1):
+    for _ in range(int(REPORTED_SECONDS) + 1):
         now += 1.0
         found = doubles.observe({NAME: "a"}, now)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import Lease, NodeStatus, Role
-from seamlessflow_scheduler.fleet_state import Fleet, HeldLease, split_evenly
+from seamlessflow_scheduler.fleet_state import FleetState, HeldLease, split_evenly
 from seamlessflow_scheduler.leases import next_lease
 from seamlessflow_scheduler.placement.plan import next_plan
 from seamlessflow_scheduler.placement.run_allocation import allocate
@@ -34,7 +34,7 @@ class Sim:
     """A fleet whose leases are written as planned."""
 
     def __init__(self, grace_seconds: float = 10.0) -> None:
-        self.fleet, self.leases, self.now = Fleet(grace_seconds), dict[str, HeldLease](), 0.0
+        self.fleet, self.leases, self.now = FleetState(grace_seconds), dict[str, HeldLease](), 0.0
 
     def nodes(self) -> list[Node]:
         return self.fleet.nodes(self.leases, {})
@@ -76,7 +76,7 @@ def test_one_machine_serves_one_run_completely():
 
 
 def test_what_is_missing_is_said():
-    """A run without trainer and agent-runner says so, and the rest is leased already."""
+    """A run without trainer and agent-runner reports that, and the rest is leased already."""
     leases, waits = Sim().tick([status("gpu", WORKER), status("trees", MANAGER)], demand("r1"))
 
     assert waits["r1"] == "no agent-runner; no node with capability train"
@@ -84,7 +84,7 @@ def test_what_is_missing_is_said():
 
 
 def test_a_second_run_waits_for_the_first_and_then_gets_its_nodes():
-    """One machine: the queued run says whose nodes it waits for; epochs go on growing."""
+    """One machine: the queued run names the run whose nodes it waits for; epochs go on growing."""
     sim = Sim()
     _, waits = sim.tick(MACHINE, demand("r1"), demand("r2"))
     assert "no node with capability train free: run r1 has them" in waits["r2"]
@@ -115,7 +115,7 @@ def test_a_second_run_takes_nothing_when_it_would_stay_incomplete():
 
 
 def test_a_restart_moves_nothing_and_a_node_that_stays_away_loses_its_lease():
-    """Within the grace roles are kept, also the shards of a manager when nobody could take them; then all is taken back."""
+    """Within the grace roles are kept, also the shards of a manager when no other could take them; then all is taken back."""
     sim = Sim(grace_seconds=10.0)
     everyone = [*MACHINE, status("agents2", RUNNER)]
     before, _ = sim.tick(everyone, demand("r1"))
@@ -163,7 +163,7 @@ def test_a_disaggregated_run_on_one_node_says_that_it_needs_two():
 
 
 def test_after_the_last_run_every_lease_is_released():
-    """Nobody keeps working for a run that is over."""
+    """No node keeps working for a run that is over."""
     sim = Sim()
     sim.tick(MACHINE, demand("r1"))
     leases, _ = sim.tick(MACHINE)
@@ -225,7 +225,7 @@ def test_with_fewer_buckets_than_workers_all_own_all():
 
 
 def test_a_node_that_trains_for_the_whole_run_owns_no_bucket():
-    """Although its worker could roll out: nobody would find a cache there."""
+    """Although its worker could roll out: its cache would serve no generation."""
     fleet = [*MACHINE, status("gpu2", WORKER), status("gpu3", WORKER)]
     leases, _ = Sim().tick(fleet, Demand("r1", "disaggregated", envs=("single",), num_buckets=2))
     trainer = next(name for name, lease in leases.items() if lease.trainer)
@@ -255,7 +255,7 @@ def test_shards_stay_where_they_are_and_move_as_few_as_can_be(num_shards, num_ma
 )
 def test_every_node_serves_at_most_one_run_and_only_one_there_is(drawn):
     """Whatever leases an earlier time left behind; and no run takes a node on which another depends."""
-    fleet = Fleet(10.0)
+    fleet = FleetState(10.0)
     fleet.observe([status(node, service) for node, service, _ in drawn], 0.0)
     leases = {n: HeldLease(Lease(run=run, role=Role.IDLE, epoch=1), 1, 0.0) for n, _, run in drawn if run}
     demands = [demand("r1"), demand("r3")]

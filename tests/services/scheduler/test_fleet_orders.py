@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.config.tag_rules import parse_rule
 from seamlessflow.contracts import Hardware, Lease, NodeOrder, NodeStatus, Role
-from seamlessflow_scheduler.fleet_state import STUCK_SECONDS, Fleet, HeldLease
+from seamlessflow_scheduler.fleet_state import STUCK_SECONDS, FleetState, HeldLease
 from seamlessflow_scheduler.policy import Demand
 from seamlessflow_scheduler.policy.base import trainer_of
 from tests.services.scheduler.test_fleet import MACHINE, MANAGER, RUNNER, TRAINER, WORKER, Sim, demand, machine, status
@@ -38,7 +38,7 @@ DRAINED = NodeOrder(drain=True)
 
 
 def test_a_drained_node_hands_back_what_it_has_and_gets_nothing_until_the_order_is_undone():
-    """Its lease names no run, says why, and its generations go to others; afterwards it is a node like any other."""
+    """Its lease names no run and gives the reason, and its generations go to others; afterwards it is a node like any other."""
     sim = ordered()
     sim.tick(TWO, demand("r1"))
     sim.orders = {"gpu2": DRAINED}
@@ -47,14 +47,14 @@ def test_a_drained_node_hands_back_what_it_has_and_gets_nothing_until_the_order_
 
     assert (drained.run, drained.role, drained.hand_back, drained.reason) == (None, Role.IDLE, True, "drained by hand")
     assert leases["gpu"].role is Role.ROLLOUT and waits == {"r1": ""}
-    assert sim.tick(TWO, demand("r1"))[0]["gpu2"].epoch == drained.epoch, "nothing more is to be said"
+    assert sim.tick(TWO, demand("r1"))[0]["gpu2"].epoch == drained.epoch, "no further lease is written"
 
     sim.orders = {"gpu2": NodeOrder()}
     assert sim.tick(TWO, demand("r1"))[0]["gpu2"].role is Role.ROLLOUT
 
 
 def test_a_drained_trainer_gives_its_place_to_another_node():
-    """And where there is none, the run says how to get it back."""
+    """And where there is none, the run reports how to get it back."""
     sim = ordered()
     before, _ = sim.tick(TWO, demand("r1"))
     trainer = next(name for name, lease in before.items() if lease.trainer)
@@ -89,17 +89,17 @@ def test_an_order_outlives_the_absence_of_its_node():
 
 
 @pytest.mark.parametrize(
-    ("removed", "said"),
+    ("removed", "text"),
     [
         ("train", "no node with capability train; node gpu lacks train (seamlessflow tag gpu train)"),
         ("rollout", "no node with capability rollout; node gpu lacks rollout (seamlessflow tag gpu rollout)"),
     ],
 )
-def test_a_role_that_was_taken_away_by_hand_is_missed_by_name(removed, said):
+def test_a_role_that_was_taken_away_by_hand_is_missed_by_name(removed, text):
     """With what a person would type to give it back."""
     _, waits = ordered(gpu=NodeOrder(remove=(removed,))).tick(MACHINE, demand("r1"))
 
-    assert waits["r1"] == said
+    assert waits["r1"] == text
 
 
 def test_a_node_whose_roles_are_all_taken_away_is_let_go_of_with_that_reason():
@@ -264,7 +264,7 @@ def test_what_a_node_says_of_its_slots_decides_nothing(slots, facts):
 
 def test_a_node_that_has_fallen_silent_is_not_chosen_as_the_trainer():
     """While there is another; one that has the place already keeps it for as long as it is expected back."""
-    fleet = Fleet(10.0)
+    fleet = FleetState(10.0)
     fleet.observe(TWO, 0.0, quiet=[("gpu", WORKER)])
     chosen = trainer_of(fleet.nodes({}, {}), "r1")
     assert chosen is not None and chosen.name == "gpu2"

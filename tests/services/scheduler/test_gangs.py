@@ -16,7 +16,7 @@ from seamlessflow_scheduler.placement.run_allocation import allocate
 from seamlessflow_scheduler.policy import POLICIES, Assignment, Demand, Node, Process, Rates, policy_of
 from seamlessflow_scheduler.policy.auto import gang_size
 from seamlessflow_scheduler.policy.gang import RELEASE_SECONDS
-from seamlessflow_scheduler.policy.validation import given_out
+from seamlessflow_scheduler.policy.validation import checked_assignments
 from tests.services.scheduler.test_policies import TRAINER, WORKER, both, node, obey
 
 MEASURED = Rates(
@@ -87,8 +87,8 @@ def test_a_member_that_is_gone_leaves_the_gang_at_once():
         nodes = obey(nodes, asked(nodes, demand(wants_train=True)))
     left = [both("b", gone=(TRAINER,)), *[each for each in nodes if each.name != "b"]]
     left[0] = replace(left[0], lease=next(each.lease for each in nodes if each.name == "b"))
-    said = asked(sorted(left, key=lambda each: each.name), demand(wants_train=True, train_nodes=2))
-    assert "b" not in said[0].gang
+    assigned = asked(sorted(left, key=lambda each: each.name), demand(wants_train=True, train_nodes=2))
+    assert "b" not in assigned[0].gang
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -102,12 +102,12 @@ def test_a_node_without_a_trainer_leaves_its_gang_and_the_others_go_on(policy: s
     left = [node(each.name, WORKER) if each.name == gone else each for each in nodes]
     left = [replace(new, lease=old.lease, lease_since=old.lease_since) for new, old in zip(left, nodes, strict=True)]
 
-    said, wrong = given_out(policy_of(policy), left, replace(want, settled_epochs=settled(nodes)), 60.0)
+    assigned, wrong = checked_assignments(policy_of(policy), left, replace(want, settled_epochs=settled(nodes)), 60.0)
 
     assert wrong is None
-    by_name = {each.node: each for each in said}
-    assert by_name[gone].role is not Role.TRAIN and sum(each.trainer for each in said) == 1
-    assert all(gone not in each.gang for each in said if each.trainer)
+    by_name = {each.node: each for each in assigned}
+    assert by_name[gone].role is not Role.TRAIN and sum(each.trainer for each in assigned) == 1
+    assert all(gone not in each.gang for each in assigned if each.trainer)
 
 
 def test_a_gang_that_waited_for_its_batch_is_not_lent_when_the_batch_is_complete() -> None:
@@ -125,10 +125,10 @@ def test_colocated_hands_nothing_back_as_nobody_would_go_on_with_it() -> None:
     """The generations of its lead stay in the engine, as those of all others do."""
     nodes = obey(FOUR, asked(FOUR, demand("colocated")))
     for _ in range(4):
-        said = asked(nodes, demand("colocated", wants_train=True, train_nodes=2))
-        assert not any(each.hand_back for each in said)
-        nodes = obey(nodes, said)
-    assert roles(said) == "Tt--"
+        assigned = asked(nodes, demand("colocated", wants_train=True, train_nodes=2))
+        assert not any(each.hand_back for each in assigned)
+        nodes = obey(nodes, assigned)
+    assert roles(assigned) == "Tt--"
 
 
 def test_a_member_of_a_gang_is_not_spare_for_another_run() -> None:
@@ -185,9 +185,9 @@ def test_the_lease_of_a_member_that_is_drained_says_of_versions_what_it_said() -
     nodes, want = gang_of_three("multiplexed")
     assert nodes[1].lease is not None
     lease = nodes[1].lease.model_copy(update={"keeps": 3, "let_go": (1,)})
-    said = planned([nodes[0], replace(nodes[1], is_drained=True, lease=lease), *nodes[2:]], want)["b"]
+    assigned = planned([nodes[0], replace(nodes[1], is_drained=True, lease=lease), *nodes[2:]], want)["b"]
 
-    assert (said.role, said.keeps, said.let_go) == (Role.TRAIN, 3, (1,))
+    assert (assigned.role, assigned.keeps, assigned.let_go) == (Role.TRAIN, 3, (1,))
 
 
 @pytest.mark.parametrize("gone", ["a", "b"])
@@ -207,10 +207,10 @@ def test_who_leaves_a_gang_holds_its_device_until_the_step_is_taken():
     for _ in range(2):
         nodes = obey(nodes, asked(nodes, demand(wants_train=True)))
     fewer = demand(wants_train=True, train_nodes=2, settled_epochs=settled(nodes))
-    said = asked(nodes, fewer)
-    assert roles(said) == "TttR" and said[0].gang == ("a", "b")
+    assigned = asked(nodes, fewer)
+    assert roles(assigned) == "TttR" and assigned[0].gang == ("a", "b")
 
-    written = obey(nodes, said)
+    written = obey(nodes, assigned)
     assert roles(asked(written, fewer)) == "TttR"  # the lead has not taken the new lease up
     assert roles(asked(written, replace(fewer, settled_epochs=settled(written)))) == "TtRR"
 
@@ -247,7 +247,7 @@ def test_a_single_node_never_waits_for_a_batch_that_nobody_else_rolls_out():
 
 
 def test_a_fleet_that_cannot_train_rolls_out():
-    """No node can train: whoever can rolls out, and nobody is told to train."""
+    """No node can train: all that can roll out do, and no node is told to train."""
     nodes = [node("a", WORKER), node("b", WORKER)]
     for policy in ("multiplexed", "colocated", "auto"):
         assert roles(asked(nodes, demand(policy, wants_train=True))) == "RR"
@@ -273,7 +273,7 @@ def test_auto_takes_the_larger_gang_when_it_will_not_run_dry_and_stays_in_betwee
 
 
 def test_auto_does_not_trust_a_measure_that_what_waits_contradicts():
-    """Step after step waits for its batch: fewer than the share says. Batches pile up: more than it says."""
+    """Step after step waits for its batch: fewer nodes than the share. Batches pile up: more nodes."""
     dry = replace(MEASURED, waited=(0.5, 0.6))
     assert sized(8, groups_ready=10 + 2, rates=dry) == 1
     piled = replace(MEASURED, rollout_seconds=900.0)
@@ -332,21 +332,23 @@ def test_with_the_same_wants_a_fleet_comes_to_rest(policy, kinds, train_nodes, r
     want = demand(policy, train_nodes=train_nodes, groups_ready=ready, wants_train=wants_train, rates=rates)
     changed = dict.fromkeys((each.name for each in nodes), 0)
     for look in range(8):
-        said, wrong = given_out(POLICIES[policy], nodes, replace(want, settled_epochs=settled(nodes)), 100.0 + look)
+        assigned, wrong = checked_assignments(
+            POLICIES[policy], nodes, replace(want, settled_epochs=settled(nodes)), 100.0 + look
+        )
         assert wrong is None
-        for each, assignment in zip(nodes, said, strict=True):
+        for each, assignment in zip(nodes, assigned, strict=True):
             changed[each.name] += each.lease is not None and each.lease.role is not assignment.role
             assert assignment.role is not Role.TRAIN or each.has("train")
-        leads = [each for each in said if each.trainer and each.role is Role.TRAIN]
+        leads = [each for each in assigned if each.trainer and each.role is Role.TRAIN]
         for lead in leads:
             held = {each.name for each in nodes if TRAINER in each.holding}
             assert set(lead.gang[1:]) <= held and len(lead.gang) <= train_nodes
-        nodes, before = obey(nodes, said, 100.0 + look), roles(said)
+        nodes, before = obey(nodes, assigned, 100.0 + look), roles(assigned)
     assert roles(POLICIES[policy](nodes, replace(want, settled_epochs=settled(nodes)), 108.0)) == before
     assert max(changed.values()) <= 3
     able = any(each.has("rollout") for each in nodes) or (wants_train and any(each.has("train") for each in nodes))
     if able and policy != "disaggregated":
-        assert set(before) - {"-"}, "somebody rolls out or trains whenever something is alive and wanted"
+        assert set(before) - {"-"}, "some node rolls out or trains whenever something is alive and wanted"
 
 
 def by_hand(fleet: list[Node], want: Demand, now: float) -> list[Assignment]:
@@ -363,21 +365,21 @@ def broken(fleet: list[Node], want: Demand, now: float) -> list[Assignment]:
 
 
 def test_a_policy_of_ones_own_is_imported_and_held_to_its_promises():
-    """What it gives counts; where it breaks a promise, or itself, roles stay as they are and the run says why."""
+    """What it gives counts; where it breaks a promise, or itself, roles stay as they are and the run reports the reason."""
     mine = policy_of(f"{__name__}:by_hand")
-    assert roles(given_out(mine, FOUR, demand(f"{__name__}:by_hand"), 0.0)[0]) == "rRRR"
+    assert roles(checked_assignments(mine, FOUR, demand(f"{__name__}:by_hand"), 0.0)[0]) == "rRRR"
 
     nodes = obey(FOUR, asked(FOUR, demand()))
-    for name, words in (("two_trainers", "one node has the run's trainer"), ("broken", "ZeroDivisionError: no steps")):
-        said, wrong = given_out(policy_of(f"{__name__}:{name}"), nodes, demand(f"{__name__}:{name}"), 0.0)
-        assert roles(said) == "rRRR" and wrong is not None and words in wrong and f"{__name__}:{name}" in wrong
+    for name, text in (("two_trainers", "one node has the run's trainer"), ("broken", "ZeroDivisionError: no steps")):
+        assigned, wrong = checked_assignments(policy_of(f"{__name__}:{name}"), nodes, demand(f"{__name__}:{name}"), 0.0)
+        assert roles(assigned) == "rRRR" and wrong is not None and text in wrong and f"{__name__}:{name}" in wrong
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("nowhere:at_all", "cannot import nowhere"), (f"{__name__}:nobody", "has no nobody"), ("plain", "or module:function")],
+    ("name", "text"),
+    [("nowhere:at_all", "cannot import nowhere"), (f"{__name__}:missing", "has no missing"), ("plain", "or module:function")],
 )
-def test_a_policy_that_cannot_be_had_is_refused_with_the_reason(name, words):
+def test_a_policy_that_cannot_be_had_is_refused_with_the_reason(name, text):
     """So that the run is refused when it is requested, and not when its first batch is ready."""
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=text):
         policy_of(name)

@@ -1,10 +1,10 @@
 """Roles and hand-over, proved as far as chance can: whatever happens, and in whatever order.
 
 always                                                  and when the faults stop
-no device has two holders, and nobody uses a device     within a minute every lease that is wanted stands, every process
+no device has two holders, and no one uses a device     within a minute every lease that is wanted stands, every process
 that is not its own                                     obeys its own, and nothing changes hands any more
-no generation is lost: it is queued, held by the one    every generation ends, where anybody may roll out
-that may write to it, or ended; no token is stored      every batch is trained, where anybody may train
+no generation is lost: it is queued, held by the one    every generation ends, where any node may roll out
+that may write to it, or ended; no token is stored      every batch is trained, where any node may train
 under an older claim than the one before it
 one node has the run's trainer
 epochs only grow
@@ -285,9 +285,9 @@ class Handover(RuleBasedStateMachine):
             token_ids = list(generation.history.token_ids)
             assert token_ids == list(range(len(token_ids))) and len(token_ids) <= NUM_TOKENS
             claimed_by = None
-            for event in generation.said:
+            for event in generation.published:
                 claimed_by = event.nonce if claim_of(event) is not None else claimed_by
-                assert event.nonce == claimed_by, f"{generation.name}: said under a claim that another one followed"
+                assert event.nonce == claimed_by, f"{generation.name}: published under a claim that another one followed"
 
     @invariant()
     @precondition(lambda self: hasattr(self, "world"))
@@ -337,11 +337,11 @@ class Handover(RuleBasedStateMachine):
             assert not process.holds
             return
         lease = self.world.leases[process.machine.node][0]
-        is_wanted = lease.role is (Role.ROLLOUT if process.service == WORKER else Role.TRAIN)
-        assert process.lease == lease and process.holds is is_wanted, f"{process.machine.node} {process.service}"
+        has_waiters = lease.role is (Role.ROLLOUT if process.service == WORKER else Role.TRAIN)
+        assert process.lease == lease and process.holds is has_waiters, f"{process.machine.node} {process.service}"
 
     def _able(self) -> tuple[bool, bool]:
-        """Whether anybody can roll out and train at the end, as far as the policy lets them."""
+        """Whether some nodes can roll out and train at the end, as far as the policy lets them."""
         alive = [each for each in self.world.processes if each.is_alive and self.world.obeys_orders(each)]
         workers = {process.machine.node for process in alive if process.service == WORKER}
         trainers = {process.machine.node for process in alive if process.service == TRAINER}

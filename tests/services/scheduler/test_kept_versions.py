@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import NodeStatus, Role
-from seamlessflow_scheduler.placement.pinned_versions import STEP_SECONDS, Keeper, Kept, kept
+from seamlessflow_scheduler.placement.pinned_versions import STEP_SECONDS, VersionHolder, VersionPlan, version_plan
 from seamlessflow_scheduler.policy import Demand
 from tests.services.scheduler.test_fleet import Sim, machine
 
@@ -25,7 +25,7 @@ def fleets(draw, versions=VERSIONS, min_size=1):
     newest = draw(versions)
     older = st.none() | st.integers(0, newest)
     return [
-        Keeper(
+        VersionHolder(
             f"n{number}",
             frozenset({newest, draw(older)} - {None}),
             keeps=draw(older),
@@ -36,7 +36,7 @@ def fleets(draw, versions=VERSIONS, min_size=1):
     ]
 
 
-def followed(keepers: list[Keeper], told: Kept, newer: int | None = None) -> list[Keeper]:
+def followed(keepers: list[VersionHolder], told: VersionPlan, newer: int | None = None) -> list[VersionHolder]:
     """As nodes do: what is told is fetched where it is not there; a newer version replaces what is not kept."""
     after = []
     for keeper in keepers:
@@ -54,9 +54,9 @@ def test_with_enough_nodes_every_needed_version_has_a_holder_also_when_the_next_
     """Enough: one for each needed version but the newest, and one for the newest, which is then an older one as well."""
     newest = max(max(keeper.has) for keeper in keepers)
     needed = {version for version in needed if version <= newest}
-    told = kept(needed, keepers, SLOTS)
+    told = version_plan(needed, keepers, SLOTS)
     if len(needed - {newest}) <= len(keepers) - 1:
-        assert told.let_go == ()
+        assert told.released == ()
         now, then = followed(keepers, told), followed(keepers, told, newer=newest + 1)
         assert needed <= {version for keeper in now for version in keeper.has}
         assert needed <= {version for keeper in then for version in keeper.has}
@@ -65,19 +65,19 @@ def test_with_enough_nodes_every_needed_version_has_a_holder_also_when_the_next_
 @given(needed=NEEDED, keepers=fleets())
 def test_what_was_followed_stands(needed, keepers):
     """The same answer again, so nothing is fetched twice and no lease is written twice."""
-    told = kept(needed, keepers, SLOTS)
-    again = kept(needed, followed(keepers, told), SLOTS)
+    told = version_plan(needed, keepers, SLOTS)
+    again = version_plan(needed, followed(keepers, told), SLOTS)
 
     assert again.keeps == told.keeps
-    assert set(told.let_go) <= set(again.let_go) <= set(needed)
+    assert set(told.released) <= set(again.released) <= set(needed)
 
 
 @given(needed=NEEDED, keepers=fleets(), others=NEEDED)
 def test_a_version_stays_where_it_is_kept_as_long_as_it_is_needed(needed, keepers, others):
     """Whatever else comes to be needed, unless newer ones need all the room there is."""
-    first = kept(needed, keepers, SLOTS)
+    first = version_plan(needed, keepers, SLOTS)
     keepers = followed(keepers, first)
-    after = kept(needed | others, keepers, SLOTS)
+    after = version_plan(needed | others, keepers, SLOTS)
     for name, version in first.keeps.items():
         if version is not None and version in after.keeps.values():
             assert after.keeps[name] == version
@@ -85,8 +85,8 @@ def test_a_version_stays_where_it_is_kept_as_long_as_it_is_needed(needed, keeper
 
 @given(needed=NEEDED, keepers=fleets())
 def test_a_version_has_one_keeper_at_most_and_one_node_keeps_what_is_newest_now(needed, keepers):
-    """Nothing is kept twice for nobody; and what is the newest now has a holder when it is not any more."""
-    told = list(kept(needed, keepers, SLOTS).keeps.values())
+    """No version is pinned twice; and the newest version has a holder once it is not the newest any more."""
+    told = list(version_plan(needed, keepers, SLOTS).keeps.values())
     versions = [version for version in told if version is not None]
 
     assert len(versions) == len(set(versions)) < len(told)
@@ -95,18 +95,18 @@ def test_a_version_has_one_keeper_at_most_and_one_node_keeps_what_is_newest_now(
 
 @given(needed=NEEDED, keepers=fleets())
 def test_only_what_nobody_has_or_will_have_is_let_go(needed, keepers):
-    """Its generations go on under the newest; until then nobody would pull them."""
-    told = kept(needed, keepers, SLOTS)
+    """Its generations go on under the newest; until then no node would pull them."""
+    told = version_plan(needed, keepers, SLOTS)
     there = {version for keeper in keepers for version in keeper.has}
     newest = max(there)
 
-    assert set(told.let_go) == {v for v in needed if v < newest and v not in there and v not in told.keeps.values()}
+    assert set(told.released) == {v for v in needed if v < newest and v not in there and v not in told.keeps.values()}
 
 
 @given(needed=NEEDED, keepers=fleets())
 def test_where_room_is_short_the_newer_ones_are_kept(needed, keepers):
     """Tokens of the oldest are the next to be too old to train."""
-    told = kept(needed, keepers, SLOTS)
+    told = version_plan(needed, keepers, SLOTS)
     newest = max(max(keeper.has) for keeper in keepers)
     versions = {version for version in told.keeps.values() if version is not None}
 
@@ -116,16 +116,16 @@ def test_where_room_is_short_the_newer_ones_are_kept(needed, keepers):
 @given(needed=st.sets(st.integers(0, 20)), keepers=fleets(st.integers(0, 20)), slots=st.integers(2, 8))
 def test_of_two_versions_in_one_slot_the_older_is_let_go(needed, keepers, slots):
     """Else who has the one would be given, and hand back, the generations of the other, again and again."""
-    told = kept(needed, keepers, slots)
+    told = version_plan(needed, keepers, slots)
     there = {version for keeper in keepers for version in keeper.has}
-    live = {v for v in needed if v <= max(there)} - set(told.let_go)
+    live = {v for v in needed if v <= max(there)} - set(told.released)
 
     assert all(a == b or (a - b) % slots for a in live for b in live)
 
 
 def test_while_nobody_says_what_it_has_nothing_moves():
-    """Workers that start say soon what they have; until then nothing is known to be lost."""
-    assert kept({3}, [Keeper("a", keeps=3), Keeper("b")], SLOTS) == Kept({"a": 3, "b": None})
+    """Workers that start soon announce their versions; until then nothing is known to be lost."""
+    assert version_plan({3}, [VersionHolder("a", keeps=3), VersionHolder("b")], SLOTS) == VersionPlan({"a": 3, "b": None})
 
 
 # ------------------------------------------------------------------------------------------------------- leases
@@ -142,7 +142,7 @@ def statuses(*marks: str, needed: tuple[int, ...], **has: tuple[int, ...]) -> li
 
 
 class PinnedSim(Sim):
-    """Whose processes go on saying of which run they speak."""
+    """Nodes whose processes go on announcing the run of their versions."""
 
     def look(self, statuses: list[NodeStatus]) -> None:
         obeyed = {name: {"epoch": held.lease.epoch} for name, held in self.leases.items()}
@@ -179,7 +179,7 @@ def test_a_version_whose_holder_is_gone_is_given_to_another_and_let_go_where_the
 
 
 def test_what_an_absent_runners_episodes_keep_is_remembered_for_as_long_as_it_may_come_back():
-    """A presence that was renewed too late makes nobody forget a version."""
+    """A presence that was renewed too late makes no scheduler forget a version."""
     sim = PinnedSim(grace_seconds=10.0)
     whole = statuses("a", "b", "c", needed=(3,), a=(5,), b=(4, 5), c=(3, 5))
     sim.tick(whole, DEMAND)
@@ -198,7 +198,7 @@ def test_versions_of_another_run_count_for_nothing():
 
 
 def test_a_run_that_keeps_no_versions_has_leases_as_ever():
-    """Whatever processes say."""
+    """Whatever processes announce."""
     sim = PinnedSim()
     demand = replace(DEMAND, version_slots=0, tags=("rollout",))
     leases, _ = sim.tick(statuses("a", "b", "c", needed=(3,), b=(3, 5), c=(3, 5)), demand)

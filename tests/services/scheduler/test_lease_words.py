@@ -1,4 +1,4 @@
-"""What the scheduler says of a lease it wrote: pictures and people read it long after."""
+"""RoleAssigned events of written leases: timelines and people read them long after."""
 
 import asyncio
 
@@ -26,12 +26,12 @@ async def test_a_node_that_goes_to_another_run_leaves_the_first_one():
     for run, role in (("r1", Role.ROLLOUT), ("r1", Role.IDLE), ("r2", Role.ROLLOUT), (None, Role.IDLE)):
         await book.write(Assignment("n", run, role, "because"), 0.0)
 
-    said = {
+    published = {
         run: [(event.role, event.left) async for _, event in Client(bus, store).events(run) if isinstance(event, RoleAssigned)]
         for run in ("r1", "r2")
     }
-    assert said["r1"] == [(Role.ROLLOUT, False), (Role.IDLE, False), (Role.IDLE, True)]
-    assert said["r2"] == [(Role.ROLLOUT, False), (Role.IDLE, True)]
+    assert published["r1"] == [(Role.ROLLOUT, False), (Role.IDLE, False), (Role.IDLE, True)]
+    assert published["r2"] == [(Role.ROLLOUT, False), (Role.IDLE, True)]
 
 
 async def test_a_journal_that_does_not_answer_hears_of_leases_later_and_keeps_no_other_run_waiting(monkeypatch):
@@ -54,15 +54,15 @@ async def test_a_journal_that_does_not_answer_hears_of_leases_later_and_keeps_no
             await book.write(Assignment("a", "away", Role.ROLLOUT if epoch % 2 else Role.TRAIN, "because"), 0.0)
         await book.write(Assignment("b", "there", Role.ROLLOUT, "because"), 0.0)
 
-    async def said(run: str) -> list[int]:
+    async def published(run: str) -> list[int]:
         return [event.epoch async for _, event in Client(bus, store).events(run) if isinstance(event, RoleAssigned)]
 
-    assert (await said("away"), await said("there")) == ([], [1])
+    assert (await published("away"), await published("there")) == ([], [1])
     answers.set()
     async with asyncio.timeout(1):
-        while len(await said("away")) < 20:
+        while len(await published("away")) < 20:
             await asyncio.sleep(0.001)
-    assert await said("away") == list(range(1, 21))
+    assert await published("away") == list(range(1, 21))
 
 
 async def test_a_lease_that_cannot_be_read_is_replaced_by_the_next_one_and_holds_up_no_other():

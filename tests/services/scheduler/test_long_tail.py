@@ -25,10 +25,11 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.tags import is_long, long_tag, needed_tag
 from seamlessflow.errors import ConfigError
-from seamlessflow_scheduler.admission.decisions import decide
-from seamlessflow_scheduler.admission.length_estimate import Lengths
-from seamlessflow_scheduler.admission.measurements import Measures
-from seamlessflow_scheduler.admission.run_state import Progress, episode_id
+from seamlessflow_scheduler.admission.decisions import next_events
+from seamlessflow_scheduler.admission.length_estimate import LengthEstimator
+from seamlessflow_scheduler.admission.measurements import RunMeasurements
+from seamlessflow_scheduler.admission.open_group import episode_id
+from seamlessflow_scheduler.admission.run_state import RunProgress
 from seamlessflow_scheduler.fleet_state import HeldLease
 from seamlessflow_scheduler.placement.plan import next_plan
 from seamlessflow_scheduler.policy.base import Demand, Node, Process
@@ -66,11 +67,11 @@ ends = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5000), st.sampl
 
 
 @given(ends, st.randoms())
-def test_the_same_ends_give_the_same_expectation_in_any_order(said, chance) -> None:
+def test_the_same_ends_give_the_same_expectation_in_any_order(published, chance) -> None:
     """A scheduler that starts again expects what the last one expected."""
-    shuffled = chance.sample(said, len(said))
-    once, again = Lengths(1.5), Lengths(1.5)
-    for lengths, order in ((once, said), (again, shuffled)):
+    shuffled = chance.sample(published, len(published))
+    once, again = LengthEstimator(1.5), LengthEstimator(1.5)
+    for lengths, order in ((once, published), (again, shuffled)):
         for prompt, tokens, status in order:
             lengths.ended(task(prompt), end_of(prompt, tokens, status))
 
@@ -80,13 +81,13 @@ def test_the_same_ends_give_the_same_expectation_in_any_order(said, chance) -> N
 
 
 @given(ends, st.floats(1.0, 10.0))
-def test_what_is_long_takes_much_more_than_the_mean_and_not_everything_is_long(said, long_tail) -> None:
+def test_what_is_long_takes_much_more_than_the_mean_and_not_everything_is_long(published, long_tail) -> None:
     """So there is always something that fills the gaps."""
-    lengths = Lengths(long_tail)
-    for prompt, tokens, status in said:
+    lengths = LengthEstimator(long_tail)
+    for prompt, tokens, status in published:
         lengths.ended(task(prompt), end_of(prompt, tokens, status))
-    counted = [tokens for _, tokens, status in said if status not in ("runner_lost", "not_started", "run_ended")]
-    prompts = {prompt for prompt, _, status in said if status not in ("runner_lost", "not_started", "run_ended")}
+    counted = [tokens for _, tokens, status in published if status not in ("runner_lost", "not_started", "run_ended")]
+    prompts = {prompt for prompt, _, status in published if status not in ("runner_lost", "not_started", "run_ended")}
 
     for prompt in "abcd":
         expected = lengths.expected(task(prompt))
@@ -99,7 +100,7 @@ def test_what_is_long_takes_much_more_than_the_mean_and_not_everything_is_long(s
 
 def test_what_the_author_says_comes_first_then_the_prompt_then_the_environment() -> None:
     """A new task is like others of its environment; the same question is like itself."""
-    lengths = Lengths(1.5)
+    lengths = LengthEstimator(1.5)
     lengths.ended(task("t1", "short"), end_of("t1", 100))
     lengths.ended(task("t2", "long"), end_of("t2", 900))
 
@@ -111,7 +112,7 @@ def test_what_the_author_says_comes_first_then_the_prompt_then_the_environment()
 
 def test_without_prompts_the_data_tell_tasks_apart() -> None:
     """Some agents are told everything in the data."""
-    lengths = Lengths(1.5)
+    lengths = LengthEstimator(1.5)
     asked = TaskSubmitted(run=RUN, task="t1", env=ENV, data={"issue": 7})
     lengths.ended(asked, end_of("t1", 900))
     lengths.ended(TaskSubmitted(run=RUN, task="t2", env=ENV, data={"issue": 8}), end_of("t2", 100))
@@ -121,29 +122,29 @@ def test_without_prompts_the_data_tell_tasks_apart() -> None:
 
 def test_a_run_that_does_not_ask_for_it_remembers_nothing_and_says_nothing() -> None:
     """The default."""
-    lengths = Lengths(None)
+    lengths = LengthEstimator(None)
     lengths.ended(task("t"), end_of("t", 900))
 
-    assert lengths == Lengths(None) and lengths.expected(task("t")) is None and not lengths.is_long(task("t"))
-    progress = Progress(RUN, config(long_tail=None))
-    said = told(progress, task("t", expected_tokens=10_000))
-    assert {each.tag for each in said if isinstance(each, EpisodeOpened)} == {"rollout"}
+    assert lengths == LengthEstimator(None) and lengths.expected(task("t")) is None and not lengths.is_long(task("t"))
+    progress = RunProgress(RUN, config(long_tail=None))
+    published = told(progress, task("t", expected_tokens=10_000))
+    assert {each.tag for each in published if isinstance(each, EpisodeOpened)} == {"rollout"}
     assert progress.config.work_tags == ("rollout",)
 
 
 def test_expected_long_episodes_are_opened_first_and_carry_their_class_in_their_tag() -> None:
     """In whatever order their tasks came; all members of a group alike."""
-    progress = Progress(RUN, config())
-    said = told(progress)
-    assert said == []
+    progress = RunProgress(RUN, config())
+    published = told(progress)
+    assert published == []
     told(progress, task("t1", "short"), task("t2", "long"))
     for name, index in itertools.product(("t1", "t2"), range(2)):
         told(progress, end_of(name, 100 if name == "t1" else 1000, index=index))
     progress.dropped += 2  # room for the next ones
     progress.apply(task("t3", "short"))
-    said = told(progress, task("t4", "long"))
-    opened = [each for each in told(progress) + said if isinstance(each, EpisodeOpened)]
-    admitted = {each.task: each for each in said if isinstance(each, GroupAdmitted)}
+    published = told(progress, task("t4", "long"))
+    opened = [each for each in told(progress) + published if isinstance(each, EpisodeOpened)]
+    admitted = {each.task: each for each in published if isinstance(each, GroupAdmitted)}
 
     assert [(each.origin.task, each.tag, each.expected_tokens) for each in opened] == [
         ("t4", "long+rollout", 1000),
@@ -156,17 +157,17 @@ def test_expected_long_episodes_are_opened_first_and_carry_their_class_in_their_
 
 def test_a_journal_that_is_folded_again_opens_another_attempt_in_the_same_class() -> None:
     """Whatever was learned since its group was admitted."""
-    live, events = Progress(RUN, config()), list[Event]()
+    live, events = RunProgress(RUN, config()), list[Event]()
     for event in (task("t1", "short", expected_tokens=100), end_of("t1", 100), end_of("t1", 100, index=1)):
         events += [event, *told(live, event)]
     news = task("t2", "long", expected_tokens=1000)
-    said = told(live, news)
-    events += [news, *said]
-    lost = ended(next(e for e in said if isinstance(e, EpisodeOpened)), EpisodeStatus.RUNNER_LOST)
+    published = told(live, news)
+    events += [news, *published]
+    lost = ended(next(e for e in published if isinstance(e, EpisodeOpened)), EpisodeStatus.RUNNER_LOST)
     events.append(lost)
     again = told(live, lost)
 
-    fresh = Progress(RUN, config())
+    fresh = RunProgress(RUN, config())
     for event in [*events, *events]:
         fresh.apply(event)
     assert told(fresh) == again
@@ -174,7 +175,7 @@ def test_a_journal_that_is_folded_again_opens_another_attempt_in_the_same_class(
 
 
 class Counted(dict[str, Any]):
-    """Counts how often somebody looks something up."""
+    """Counts look-ups."""
 
     looked_up = 0
 
@@ -184,8 +185,8 @@ class Counted(dict[str, Any]):
 
 
 def test_a_slice_costs_its_own_size_however_many_are_owed() -> None:
-    """Saying 65,536 openings in slices keeps no event waiting; the long ones come first in each of them."""
-    progress = Progress(RUN, config())
+    """Publishing 65,536 openings in slices keeps no event waiting; the long ones come first in each of them."""
+    progress = RunProgress(RUN, config())
     for number in range(200):
         progress.apply(task(f"t{number}"))
         admitted = GroupAdmitted(
@@ -194,7 +195,7 @@ def test_a_slice_costs_its_own_size_however_many_are_owed() -> None:
         progress.apply(admitted)
     groups = Counted(progress.groups)
     progress.groups = groups
-    openings = [each for each in decide(progress, most=8) if isinstance(each, EpisodeOpened)]
+    openings = [each for each in next_events(progress, most=8) if isinstance(each, EpisodeOpened)]
 
     assert [each.origin.group for each in openings] == ["g39", "g39", "g79", "g79", "g119", "g119", "g159", "g159"]
     assert groups.looked_up == 8
@@ -207,17 +208,17 @@ def test_a_slice_costs_its_own_size_however_many_are_owed() -> None:
 
 def test_long_groups_are_spread_over_the_buckets() -> None:
     """Each owner starts its own first, so that none should have most of them."""
-    progress = Progress(RUN, config(buckets=2))
+    progress = RunProgress(RUN, config(buckets=2))
     told(progress, task("t0", expected_tokens=100))
     told(progress, end_of("t0", 100), end_of("t0", 100, index=1))
     progress.dropped += 10
     tasks = [task(f"t{n}", expected_tokens=1000 if n in (1, 3, 5, 7) else 10) for n in range(1, 9)]
     for each in tasks:
         progress.apply(each)
-    said = [each for each in told(progress) if isinstance(each, GroupAdmitted)]
+    published = [each for each in told(progress) if isinstance(each, GroupAdmitted)]
 
-    assert sorted(each.bucket for each in said if each.long) == [0, 0, 1, 1]
-    assert sorted(each.bucket for each in said) == [0] * 4 + [1] * 4
+    assert sorted(each.bucket for each in published if each.long) == [0, 0, 1, 1]
+    assert sorted(each.bucket for each in published) == [0] * 4 + [1] * 4
 
 
 def node(name: str, lease: Lease | None = None, **tags: Any) -> Node:
@@ -234,16 +235,16 @@ def planned(nodes: list[Node], **more: Any) -> dict[str, Any]:
 
 def test_a_node_that_is_lent_owns_no_bucket_of_long_generations_as_long_as_another_stays() -> None:
     """Buckets 0 and 1 are those of long+rollout, 2 and 3 of rollout. All serve both: it is a class, not a need."""
-    said = planned([node("a"), node("b"), node("c")])
-    lent = next(each for each in said.values() if each.trainer)
+    published = planned([node("a"), node("b"), node("c")])
+    lent = next(each for each in published.values() if each.trainer)
 
     assert lent.role is Role.ROLLOUT and lent.lent and set(lent.buckets) == {2, 3}
-    assert all(each.tags == TAGS for each in said.values())
-    assert sorted(b for each in said.values() if each is not lent for b in each.buckets if b < 2) == [0, 1]
+    assert all(each.tags == TAGS for each in published.values())
+    assert sorted(b for each in published.values() if each is not lent for b in each.buckets if b < 2) == [0, 1]
 
 
 def test_a_node_that_is_all_there_is_owns_them_lent_or_not() -> None:
-    """Somebody has to."""
+    """Some node has to."""
     assert planned([node("a")])["a"].buckets == (0, 1, 2, 3)
 
 
@@ -272,23 +273,25 @@ def test_a_run_without_classes_that_has_a_tag_of_that_name_is_resumed_as_it_bega
     begun = {**document(["long", "rollout"]), "fleet": {}}
     begun["agents"][1]["needs"] = "long"
     old = parse_run_config(begun)
-    demand = demand_of(old, Progress(RUN, old), Measures(RUN, old))
+    demand = demand_of(old, RunProgress(RUN, old), RunMeasurements(RUN, old))
     plain, having = node("a"), node("b", tags=frozenset({"long"}))
 
     assert old.work_tags == demand.tags == TAGS and not demand.has_classes
     assert parse_run_config(old.document) == old
     assert demand.served_by(plain) == ("rollout",) and demand.served_by(having) == TAGS
     assert demand.lacks(plain, old.agents[1].needs or "") == ("long",)
-    said = told(Progress(RUN, old), task("t1", env="e0", expected_tokens=10), task("t2", env="e1", expected_tokens=9999))
-    opened = [each for each in said if isinstance(each, EpisodeOpened)]
+    published = told(
+        RunProgress(RUN, old), task("t1", env="e0", expected_tokens=10), task("t2", env="e1", expected_tokens=9999)
+    )
+    opened = [each for each in published if isinstance(each, EpisodeOpened)]
     assert {(each.env, each.tag) for each in opened} == {("e0", "long+rollout"), ("e1", "rollout")}
 
 
 def test_who_has_a_tag_of_that_name_owns_its_buckets_lent_or_not_where_there_are_no_classes() -> None:
-    """And a run without such a node says that it waits for one."""
+    """And a run without such a node reports that it waits for one."""
     having = [node(name, tags=frozenset({"long"})) for name in "abc"]
-    said = planned(having, has_classes=False)
-    lent = next(each for each in said.values() if each.trainer)
+    published = planned(having, has_classes=False)
+    lent = next(each for each in published.values() if each.trainer)
     assert lent.lent and set(lent.buckets) == {0, 1, 2, 3}
     alone = planned([node("a", tags=frozenset({"long"})), node("b")], has_classes=False)
     assert {name: [b for b in each.buckets if b < 2] for name, each in alone.items()} == {"a": [0, 1], "b": []}

@@ -24,15 +24,15 @@ from seamlessflow.contracts import (
     StepTaken,
     TrainerStarted,
 )
-from seamlessflow_scheduler.admission.measurements import Measures
+from seamlessflow_scheduler.admission.measurements import RunMeasurements
 from tests.services.scheduler.scheduler_world import RUN, config, origin
 
 WORKER, TRAINER = "rollout-worker", "trainer"
 Told = tuple[Event, float]
 
 
-def measures(*told: Told, **algorithm: int) -> Measures:
-    made = Measures(RUN, config(algorithm={"groups_per_step": 2, "group_size": 2, "max_staleness": 4, **algorithm}))
+def measures(*told: Told, **algorithm: int) -> RunMeasurements:
+    made = RunMeasurements(RUN, config(algorithm={"groups_per_step": 2, "group_size": 2, "max_staleness": 4, **algorithm}))
     for event, at in told:
         made.apply(event, at)
     return made
@@ -143,7 +143,7 @@ def test_a_step_that_begins_before_its_batch_is_whole_costs_what_its_whole_batch
     assert measures(*told, step(1, 10.0, "g1", "g2"), second).rates.step_seconds == pytest.approx(30.0)
 
 
-def first_step(*groups: list[Told]) -> Measures:
+def first_step(*groups: list[Told]) -> RunMeasurements:
     """Groups end, and node b takes a step of 100 tokens in 10 seconds while a goes on rolling out."""
     lead = [(assigned("b", 1, Role.TRAIN), 0.0), (taken("b", 1, TRAINER), 0.0)]
     told = [BEGUN, *ROLLS, *lead, *(each for group in groups for each in group)]
@@ -170,12 +170,12 @@ def test_what_an_attempt_sampled_that_did_not_complete_is_not_trained():
 
 
 def test_where_a_runner_does_not_say_how_many_tokens_there_were_a_step_costs_what_the_last_ones_took():
-    """One that says nothing is enough."""
+    """One episode without a count is enough."""
     assert first_step(group("g1", 10.0, 50), group("g2", 12.0)).rates.train_seconds == 10.0
 
 
 def test_a_gang_that_changes_during_a_step_counts_from_the_next_one_on():
-    """The lease says with whom the next step is taken."""
+    """The lease names the nodes of the next step."""
     told = [
         BEGUN,
         (assigned("a", 1, Role.TRAIN), 0.0),
@@ -220,7 +220,7 @@ def test_what_waits_is_counted_when_a_step_is_taken():
 
 
 def history(rng: Random) -> list[Told]:
-    """A run that somebody could have lived: three nodes change roles, groups end, steps are taken, a trainer begins again."""
+    """A plausible run: three nodes change roles, groups end, steps are taken, a trainer begins again."""
     told: list[Told] = [BEGUN]
     at, epochs, number, line = 0.0, dict.fromkeys("abc", 0), 0, 1
     finished: list[str] = []
@@ -294,7 +294,7 @@ def _subject(event: Event) -> str | None:
 
 @given(seed=st.integers(0, 10_000))
 def test_nothing_that_is_measured_is_negative_or_without_end(seed):
-    """Whatever the order of what nodes say and are told."""
+    """Whatever the order of RoleTaken and RoleAssigned."""
     for name, value in asdict(measures(*history(Random(seed))).rates).items():
         if name != "waited" and value is not None:
             assert 0 <= value < float("inf"), name

@@ -81,7 +81,7 @@ def test_a_node_has_one_role_a_run_one_trainer_and_every_assignment_a_reason(pol
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @given(num_both=st.integers(1, 3), num_rollout=st.integers(0, 3))
 def test_a_ready_batch_is_trained_and_after_the_step_there_is_rollout_again(policy, num_both, num_rollout):
-    """Progress: obeying a few rounds of assignments leads to one node in TRAIN, and back."""
+    """RunProgress: obeying a few rounds of assignments leads to one node in TRAIN, and back."""
     nodes = [both(f"b{at}") for at in range(num_both)] + [node(f"r{at}", WORKER) for at in range(num_rollout)]
     if policy == "disaggregated" and len(nodes) < 2:
         return
@@ -103,7 +103,7 @@ def test_multiplexed_on_one_machine_freezes_and_with_others_hands_back():
 
 
 def test_multiplexed_gives_the_device_to_rollout_while_the_trainer_process_is_away():
-    """A batch waits, but nobody there could train on it; the node stays the trainer's."""
+    """A batch waits, but no process there could train on it; the node stays the trainer's."""
     given_out = POLICIES["multiplexed"]([both("a", gone=(TRAINER,))], demand("multiplexed", wants_train=True), 0.0)
 
     assert (given_out[0].role, given_out[0].trainer) == (Role.ROLLOUT, True)

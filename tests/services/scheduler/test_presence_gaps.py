@@ -41,7 +41,7 @@ async def test_a_gap_lasts_until_a_renewal_is_stored_in_time(monkeypatch: pytest
 
     monkeypatch.setattr(bucket, "put", gated)
     ours = Presence(bus, NodeStatus(node="n", service="trajectory-manager", instance="i", capabilities=(), pid=1))
-    assert ours.unbroken_since == 0.0  # nobody watches a process that announces nothing
+    assert ours.unbroken_since == 0.0  # a process that announces nothing is not watched
     ours.every_seconds = 0.05
     task = asyncio.create_task(ours.run())
     await until(lambda: ours.unbroken_since > 0.0)

@@ -21,8 +21,8 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
 )
 from seamlessflow.reports.ledger import Ledger
-from seamlessflow_scheduler.admission.decisions import admission_bound, decide
-from seamlessflow_scheduler.admission.run_state import Progress
+from seamlessflow_scheduler.admission.decisions import admission_bound, next_events
+from seamlessflow_scheduler.admission.run_state import RunProgress
 from tests.services.scheduler.scheduler_world import RUN, Agents, Journal, Trainer, config, tasks
 
 
@@ -52,8 +52,8 @@ class World:
         self.journal = Journal()
         self.agents = Agents(self.config, rng, failing=failing)
         self.trainer = Trainer(self.config, rng)
-        self.progress = Progress(RUN, self.config)
-        self.fed = self.heard = 0
+        self.progress = RunProgress(RUN, self.config)
+        self.fed = self.num_applied = 0
         self.stop: RunStopRequested | None = None
         for name in ("before", "after"):
             self.publish(*tasks(f"{name}-", num_held_out, evaluation=name))
@@ -91,15 +91,15 @@ class World:
         self.publish(*self.trainer.due())
 
     def scheduler_acts(self) -> None:
-        """Hear some events, then say a part of what is due: dying in between is being interrupted here."""
+        """Apply some events, then publish a part of the due ones: a death in between is an interruption here."""
         for _ in range(self.rng.randint(1, 20)):
-            if self.heard < len(self.journal.events):
-                self.progress.apply(self.journal.events[self.heard])
-                self.heard += 1
-        if self.heard and self.rng.random() < 0.2:
-            self.progress.apply(self.rng.choice(self.journal.events[: self.heard]))  # delivered again
-        due = decide(self.progress)
-        assert due == decide(self.progress)  # looking changes nothing
+            if self.num_applied < len(self.journal.events):
+                self.progress.apply(self.journal.events[self.num_applied])
+                self.num_applied += 1
+        if self.num_applied and self.rng.random() < 0.2:
+            self.progress.apply(self.rng.choice(self.journal.events[: self.num_applied]))  # delivered again
+        due = next_events(self.progress)
+        assert due == next_events(self.progress)  # looking changes nothing
         if self.waits_for_samples(due):
             return
         for event in due[: self.rng.randint(1, 20)]:
@@ -108,7 +108,7 @@ class World:
             self.check_bound()
 
     def waits_for_samples(self, due: list[Event]) -> bool:
-        """As the conductor does: the last step is asked for only when the journal holds all samples."""
+        """As the run does: the last step is asked for only when the journal holds all samples."""
         last = any(isinstance(e, TrainingEndRequested) and e.train_rest for e in due)
         return last and len(self.journal.of(SamplesReady)) < len(
             [e for e in self.journal.of(EpisodeEnded) if not e.origin.evaluation]
@@ -125,13 +125,13 @@ class World:
             assert self.progress.admitted - self.progress.dropped <= admission_bound(self.progress)
 
     def trouble(self) -> None:
-        """The scheduler dies and folds again, the trainer loses its line, or somebody asks for a stop."""
+        """The scheduler dies and folds again, the trainer loses its line, or a stop is requested."""
         what = self.rng.randint(0, 20)
         if what == 0:
-            self.progress = Progress(RUN, self.config)
+            self.progress = RunProgress(RUN, self.config)
             for event in self.journal.events:
                 self.progress.apply(event)
-            self.heard = self.rng.randint(0, len(self.journal.events))  # unacknowledged ones come again
+            self.num_applied = self.rng.randint(0, len(self.journal.events))  # unacknowledged ones come again
             if self.stop is not None:
                 self.progress.apply(self.stop)
         elif what == 1 and not self.trainer.ended:

@@ -93,7 +93,7 @@ async def test_a_leader_that_could_not_renew_its_key_writes_no_lease(bench: Benc
 
 
 async def test_one_scheduler_leads_and_another_takes_over(bench: Bench):
-    """The second waits, saying so, and leads once the first is gone; what is published meanwhile is not lost."""
+    """The second waits, reports that, and leads once the first is gone; what is published meanwhile is not lost."""
     await bench.start("s1")
     await bench.announce()
     await bench.request()

@@ -43,8 +43,8 @@ async def test_an_order_is_carried_out_within_two_seconds_and_said_with_its_reas
     await until(lambda: role(Role.ROLLOUT, RUN))
 
     assert drained_after < 2.0 and time.monotonic() - began < 2.0
-    said = [(e.role, e.reason) for e in await bench.events(RUN, RoleAssigned) if e.node == "gpu2"]
-    assert said[1] == (Role.IDLE, "drained by hand")
+    published = [(e.role, e.reason) for e in await bench.events(RUN, RoleAssigned) if e.node == "gpu2"]
+    assert published[1] == (Role.IDLE, "drained by hand")
 
 
 async def test_an_order_that_cannot_be_read_is_passed_over(bench: Bench):
@@ -63,7 +63,7 @@ async def test_an_order_that_cannot_be_read_is_passed_over(bench: Bench):
 
 
 async def test_agents_with_tags_get_consumers_episodes_and_leases_of_these(bench: Bench):
-    """From the run file to the subject; what nobody has is among what the run waits for within seconds."""
+    """From the run file to the subject; a tag that no node has is among what the run waits for within seconds."""
     agents = [
         {"env": "single", "entrypoint": "a:b"},
         {"env": "check", "entrypoint": "a:c", "tag": "rollout+h800"},
@@ -92,7 +92,7 @@ async def test_agents_with_tags_get_consumers_episodes_and_leases_of_these(bench
 
 
 async def test_a_process_whose_clock_is_an_hour_off_is_there_like_any_other(bench: Bench, monkeypatch):
-    """Nobody asks it for the time: presence runs out by the server's clock, and silence is measured by the scheduler's."""
+    """Its clock is not used: presence runs out by the server's clock, and silence is measured by the scheduler's."""
     wrong = types.SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + 3600.0)
     monkeypatch.setattr(presence, "time", wrong)
     await bench.start(quiet_seconds=2.1)
@@ -111,7 +111,7 @@ async def test_a_process_whose_clock_is_an_hour_off_is_there_like_any_other(benc
 
 
 async def test_two_processes_under_one_name_are_told_of_and_the_run_goes_on(bench: Bench):
-    """Both instances are named where `seamlessflow nodes` finds them; nobody's lease changes."""
+    """Both instances are named where `seamlessflow nodes` finds them; no lease changes."""
     context = await bench.start()
     await bench.announce()
     await bench.request()

@@ -15,18 +15,18 @@ async def test_tasks_nobody_can_do_and_bytes_that_are_no_task_are_dead_letters(b
     await bench.announce()
     await bench.request()
     bench.live()
-    await bench.journal.publish(task("x", env="nobody"))
+    await bench.journal.publish(task("x", env="unknown"))
     await bench.bus.publish(Message(f"sf.{RUN}.task.single.y", b'{"prompt": 3}', "raw-1"))
     await bench.submit(train=8)
 
     await bench.until_ended()
     reasons = sorted(letter.reason for letter in await bench.events(RUN, DeadLetter))
     assert len(reasons) == 2
-    assert "not a TaskSubmitted" in reasons[0] and "no agent of run r1 has env 'nobody'" in reasons[1]
+    assert "not a TaskSubmitted" in reasons[0] and "no agent of run r1 has env 'unknown'" in reasons[1]
 
 
 async def test_a_document_that_cannot_be_used_is_refused_where_the_requester_looks(bench: Bench):
-    """RUNS says refused with the words of the configuration error; CTL keeps the dead letter; no journal is made."""
+    """RUNS holds refused with the text of the configuration error; CTL keeps the dead letter; no journal is made."""
     await bench.start()
     await bench.journal.publish(RunRequested(run=RUN, document={**document(), "algorithm": {"stepz": 3}}))
 
@@ -60,7 +60,7 @@ async def test_a_run_with_a_policy_that_cannot_be_had_is_refused(bench: Bench):
 async def test_a_stop_of_a_run_nobody_requested_is_a_dead_letter(bench: Bench):
     """There is nothing to stop, and whoever asked can find out."""
     await bench.start()
-    await bench.journal.publish(RunStopRequested(run="nobody"))
+    await bench.journal.publish(RunStopRequested(run="unknown"))
 
     async def buried() -> bool:
         record = await bench.bus.last(CONTROL_STREAM, "sf.ctl.dead.>")

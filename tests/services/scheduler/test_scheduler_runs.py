@@ -1,4 +1,4 @@
-"""The scheduler as a process over a bus: whole runs, and how they end, of themselves or because somebody stops them."""
+"""The scheduler as a process over a bus: whole runs, and how they end, by themselves or because a person stops them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Flaky:
 
 
 async def test_the_end_of_a_run_is_recorded_and_cleared_away_also_when_the_server_is_away_just_then(bench: Bench, monkeypatch):
-    """RUNS says ended although the first tries failed, and so are the queues deleted; nothing is forgotten meanwhile."""
+    """RUNS holds ended although the first tries failed, and so are the queues deleted; nothing is forgotten meanwhile."""
     recorded, deleted = Flaky(Scheduler._record_end, 2), Flaky(MemoryBus.delete_stream, 2)
     monkeypatch.setattr(Scheduler, "_record_end", lambda self, *arguments: recorded(self, *arguments))
     monkeypatch.setattr(MemoryBus, "delete_stream", lambda self, name: deleted(self, name))
@@ -92,7 +92,7 @@ async def test_the_end_of_a_run_is_recorded_and_cleared_away_also_when_the_serve
 
 
 async def test_a_run_whose_agents_all_fail_ends_by_itself(bench: Bench):
-    """Nothing is trained, nothing is left open, and RUNS says why."""
+    """Nothing is trained, nothing is left open, and RUNS holds the reason."""
     await bench.start()
     await bench.announce()
     await bench.request()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import Lease, Role, Service
 from seamlessflow.contracts.base import partition
-from seamlessflow_scheduler.fleet_monitor import Pulse
+from seamlessflow_scheduler.fleet_monitor import HeartbeatMonitor
 from seamlessflow_scheduler.placement.shards import RELEASE_SECONDS, share
 from seamlessflow_scheduler.policy import Demand, Node, Process
 
@@ -35,7 +35,7 @@ class Peer:
     lease_since: float = 0.0
 
     def obey(self) -> None:
-        """Leave first, then say so; only then join."""
+        """Leave first, then publish that; only then join."""
         if self.is_up and not self.is_quiet and self.lease is not None:
             self.epoch, self.acts_on, self.run = self.lease.epoch, frozenset(map(int, self.lease.tags)), self.lease.run
 
@@ -94,7 +94,7 @@ steps = st.lists(st.tuples(st.sampled_from("abc"), happenings), max_size=40)
 @settings(max_examples=300)
 @given(there=st.sets(st.sampled_from("abc")), drawn=steps)
 def test_no_two_managers_that_are_awake_ever_act_on_one_shard(there, drawn):
-    """Whatever they do and in whatever order, also while they are given to another run: a shard is given only when nobody
+    """Whatever they do and in whatever order, also while they are given to another run: a shard is given only when no manager
     else can still act on it."""
     world = Peers(peers={name: Peer() for name in there})
     world.settle()
@@ -165,7 +165,7 @@ def test_the_shards_of_a_manager_that_another_run_takes_are_given_when_it_has_le
 
 
 def test_a_manager_that_does_not_let_go_is_not_waited_for_for_ever():
-    """It is there and hangs; what it says late is said once or not at all."""
+    """It is there and hangs; late events are published once or not at all."""
     world = two()
     world.peers["c"] = Peer(run="r1")
     world.tick()
@@ -199,14 +199,14 @@ def test_while_no_manager_is_there_all_keep_their_shards():
 
 
 def pulse_of(*looks: tuple[float, dict[str, int]]) -> list[set[str]]:
-    pulse = Pulse(2.0)
+    pulse = HeartbeatMonitor(2.0)
     return [{node for node, _ in pulse.observe({(n, MANAGER): r for n, r in seen.items()}, now)} for now, seen in looks]
 
 
 def test_a_process_that_does_not_renew_is_silent_and_one_that_does_is_not():
     """After the time, and no longer than until its next renewal."""
-    said = [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 4, "b": 2}]
-    assert pulse_of(*zip([10.0, 11.0, 12.0, 13.0], said, strict=True)) == [set(), set(), {"b"}, set()]
+    revisions = [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 3, "b": 1}, {"a": 4, "b": 2}]
+    assert pulse_of(*zip([10.0, 11.0, 12.0, 13.0], revisions, strict=True)) == [set(), set(), {"b"}, set()]
 
 
 def test_time_in_which_nobody_looked_makes_nobody_silent():

@@ -19,7 +19,7 @@ from tests.services.scheduler.scheduler_world import RUN, tasks
 
 
 async def test_two_runs_share_one_machine_one_after_the_other(bench: Bench):
-    """The second says whose nodes it waits for, then gets them with higher epochs."""
+    """The second names the run whose nodes it waits for, then gets them with higher epochs."""
     await bench.start()
     await bench.announce()
     await bench.request("r1")
@@ -58,7 +58,7 @@ async def test_what_is_missing_is_said_in_runs_and_in_the_presence(bench: Bench)
 
 
 async def test_a_trainer_that_dies_in_train_gives_the_device_back_to_rollout(bench: Bench):
-    """A batch waits and nobody can train on it: the worker rolls out meanwhile; the trainer comes back to its place."""
+    """A batch waits and no node can train on it: the worker rolls out meanwhile; the trainer comes back to its place."""
     await bench.start(gone_seconds=30.0)
     await bench.announce()
     await bench.request()
@@ -83,7 +83,7 @@ async def test_a_trainer_that_dies_in_train_gives_the_device_back_to_rollout(ben
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
 async def test_a_run_whose_journal_does_not_answer_delays_no_other_run(bench: Bench, monkeypatch, how: str):
-    """Neither a question to it nor an event that is being said into it."""
+    """Neither a question to it nor an event that is being published into it."""
     ask, publish = MemoryBus.stream_bytes, MemoryBus.publish
 
     async def stream_bytes(bus: MemoryBus, stream: str) -> int:
@@ -96,7 +96,7 @@ async def test_a_run_whose_journal_does_not_answer_delays_no_other_run(bench: Be
             await asyncio.Event().wait()
         return await publish(bus, message)
 
-    monkeypatch.setattr(service, "CONDUCT_SECONDS", 0.2)
+    monkeypatch.setattr(service, "RUN_TICK_SECONDS", 0.2)
     monkeypatch.setattr(MemoryBus, "publish", never_stored)
     await bench.start()
     await bench.announce()

@@ -21,7 +21,7 @@ import structlog
 from seamlessflow.bus.base import Bus, Delivery, Handler, Subscription
 from seamlessflow.config.run import RunConfig
 from seamlessflow.contracts import Lease, Service
-from seamlessflow.contracts.streams import all_buckets, commons, generation_consumer, queue_stream
+from seamlessflow.contracts.streams import all_buckets, generation_consumer, queue_stream, unowned_bucket
 from seamlessflow.contracts.tags import is_long
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.telemetry import count
@@ -45,7 +45,7 @@ def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_class
     owned, other = frozenset(lease.buckets), LENT_PRIORITY if lease.lent else BACKUP_PRIORITY
 
     def priority(place: int, tag: str, bucket: int) -> int:
-        if bucket == commons(num_buckets):
+        if bucket == unowned_bucket(num_buckets):
             return LENT_PRIORITY if lease.lent else OWNER_PRIORITY
         is_owner = place * num_buckets + bucket in owned and not (lease.lent and is_long(tag, has_classes=has_classes))
         return OWNER_PRIORITY if is_owner else other
@@ -60,7 +60,7 @@ def parts_of(lease: Lease, work_tags: Sequence[str], num_buckets: int, has_class
 
 def common_parts(lease: Lease, work_tags: Sequence[str], num_buckets: int) -> frozenset[str]:
     """Consumers of what begins new episodes, of the tags a lease names."""
-    nobodys = commons(num_buckets)
+    nobodys = unowned_bucket(num_buckets)
     if nobodys is None:
         return frozenset()
     return frozenset(generation_consumer(work_tags, tag, nobodys) for tag in work_tags if tag in lease.tags)

@@ -1,14 +1,14 @@
-"""The rhythm of a run: what the scheduler says now, given how far the run has come. Pure and deterministic.
+"""The decisions of a run: which events the scheduler publishes next, given the run's progress. Pure and deterministic.
 
-``decide`` looks and changes nothing. Whoever calls it says the events, applies those that were said, and asks again
-until nothing is left; a scheduler that dies in between folds the journal and asks again, and says the rest.
+``next_events`` changes nothing. The caller publishes the events, applies those that were published, and asks again until
+none is left. A scheduler that dies in between folds the journal, asks again, and publishes the rest.
 
     before ──▶ training ──▶ closing ──▶ after ──▶ RunEnded
                  └ held, while it waits for a person: nothing
        (stopping: from anywhere, straight to closing and RunEnded, without the round after)
 
-A run stops when somebody asks for it, when its trainer cannot go on, and when group after group comes to nothing. It ends
-in order, with the round after, when its steps are done, when tasks have ended, and when there is nothing left to learn.
+A run stops on request, when its trainer cannot go on, and when too many groups in a row fail. It ends in order, with the
+round after, when its steps are done, when tasks have ended, and when there is nothing left to learn.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.tags import long_tag
 
-from .evaluation_round import AFTER, BEFORE, Round
-from .run_state import Progress, episode_seed, group_id
+from .evaluation_round import AFTER, BEFORE, EvaluationRound
+from .open_group import episode_seed, group_id
+from .run_state import RunProgress
 
 FULL_SHARE = 0.8
 """Share of the journal's byte limit at which admission stops, so that what is in flight always fits."""
@@ -45,7 +46,7 @@ NOTHING_LEFT = "nothing_left_to_learn"
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is not in the journal but has a say."""
+    """Inputs of a decision that are not in the journal."""
 
     journal_bytes: int = 0
     trainer_gone: bool = False
@@ -55,10 +56,10 @@ class Observation:
 NOTHING = Observation()
 
 
-def decide(progress: Progress, seen: Observation = NOTHING, most: int | None = None) -> list[Event]:
-    """What is to be said now, in order. Empty: wait for more events. What closes groups or the run needs a claim (``closes``).
+def next_events(progress: RunProgress, seen: Observation = NOTHING, most: int | None = None) -> list[Event]:
+    """Events to publish now, in order. Empty: wait for more. Events that close groups or the run need a claim (``closes``).
 
-    most: of many of a kind (groups, episodes) only the first so many; the rest is the answer once those are applied.
+    most: at most so many groups or episodes; the rest is returned once these are applied.
     """
     if progress.ended is not None:
         return []
@@ -68,7 +69,7 @@ def decide(progress: Progress, seen: Observation = NOTHING, most: int | None = N
         return []
     if progress.training_ended is not None:
         return _closing(progress.open_training, progress, most) or _after(progress, seen, most)
-    # Groups before openings: of all that there is room for the long ones are opened first, however few are said at a time.
+    # Groups before openings: of all that there is room for the long ones are opened first, however small a slice is.
     opened = _admissions(progress, seen, most) or _openings(progress, most)
     return opened or _before(progress, most) or _training(progress, seen)
 
@@ -80,24 +81,24 @@ def closes(event: Event) -> bool:
     return isinstance(event, GroupDropped | RunEnded)
 
 
-def admission_bound(progress: Progress) -> int:
+def admission_bound(progress: RunProgress) -> int:
     """How many training groups may be admitted and not dropped: ``(step + 1 + max_staleness) * groups_per_step``."""
     algorithm = progress.config.algorithm
     return (progress.steps.step + 1 + algorithm.max_staleness) * algorithm.groups_per_step
 
 
-def is_full(progress: Progress, seen: Observation) -> bool:
+def is_full(progress: RunProgress, seen: Observation) -> bool:
     """Whether the journal is so full that nothing new is admitted."""
     limit = progress.config.fleet.journal_bytes
     return limit > 0 and seen.journal_bytes >= FULL_SHARE * limit
 
 
-def _before_is_pending(progress: Progress) -> bool:
+def _before_is_pending(progress: RunProgress) -> bool:
     held = progress.rounds[BEFORE]
     return progress.holds_round(BEFORE) and not held.over and held.has_tasks
 
 
-def _before(progress: Progress, most: int | None) -> list[Event]:
+def _before(progress: RunProgress, most: int | None) -> list[Event]:
     if not _before_is_pending(progress):
         return []
     # More tasks of the round may come until something else does: a training task, or the end of all tasks.
@@ -105,50 +106,50 @@ def _before(progress: Progress, most: int | None) -> list[Event]:
     return _round(progress, progress.rounds[BEFORE], most, may_end=may_end)
 
 
-def _round(progress: Progress, held: Round, most: int | None, *, may_end: bool) -> list[Event]:
-    """Admit all known tasks of a round; say its end when all are done."""
+def _round(progress: RunProgress, held: EvaluationRound, most: int | None, *, may_end: bool) -> list[Event]:
+    """Admit all known tasks of a round; end it when all are done."""
     if held.waiting:
         return _admitted(progress, islice(held.waiting.values(), most))
     return [held.ended(progress.run)] if held.is_done and may_end else []
 
 
-def _admissions(progress: Progress, seen: Observation, most: int | None) -> list[Event]:
-    """The training groups that there is room for."""
+def _admissions(progress: RunProgress, seen: Observation, most: int | None) -> list[Event]:
+    """Admissions of the training groups that there is room for."""
     may_admit = progress.waiting and progress.end_requested is None and not _before_is_pending(progress)
-    if not may_admit or progress.losses.verdict(progress.config.algorithm) or _nothing_more(progress, seen):
+    if not may_admit or progress.failures.failure_text(progress.config.algorithm) or _nothing_more(progress, seen):
         return []
     room = max(0, admission_bound(progress) - (progress.admitted - progress.dropped))
     return _admitted(progress, islice(progress.waiting.values(), room if most is None else min(room, most)))
 
 
-def _nothing_more(progress: Progress, seen: Observation) -> bool:
+def _nothing_more(progress: RunProgress, seen: Observation) -> bool:
     """Whether no group is admitted any more: what still runs may be worth a step, and then the run goes on."""
-    return is_full(progress, seen) or progress.losses.nothing_left(progress.config.algorithm)
+    return is_full(progress, seen) or progress.failures.nothing_left(progress.config.algorithm)
 
 
-def _training(progress: Progress, seen: Observation) -> list[Event]:
+def _training(progress: RunProgress, seen: Observation) -> list[Event]:
     """The end of training, when it has come."""
     if progress.end_requested is not None or _before_is_pending(progress):
         return []
-    if why := progress.losses.verdict(progress.config.algorithm):
-        return [TrainingEndRequested(run=progress.run, reason=f"{STOPPED}: {why}", train_rest=False)]
+    if reason := progress.failures.failure_text(progress.config.algorithm):
+        return [TrainingEndRequested(run=progress.run, reason=f"{STOPPED}: {reason}", train_rest=False)]
     nothing_comes = _nothing_more(progress, seen) or (progress.tasks_ended and not progress.waiting)
     too_few = progress.potential < progress.config.algorithm.groups_per_step
     if nothing_comes and too_few and progress.num_unfinished == 0:
-        learned = progress.losses.nothing_left(progress.config.algorithm)
+        learned = progress.failures.nothing_left(progress.config.algorithm)
         reason = JOURNAL_FULL if is_full(progress, seen) else NOTHING_LEFT if learned else TASKS_ENDED
         return [TrainingEndRequested(run=progress.run, reason=reason, train_rest=True)]
     return []
 
 
-def _after(progress: Progress, seen: Observation, most: int | None) -> list[Event]:
+def _after(progress: RunProgress, seen: Observation, most: int | None) -> list[Event]:
     held = progress.rounds[AFTER]
     if progress.holds_round(AFTER) and not held.over and held.has_tasks and not (is_full(progress, seen) and held.waiting):
         return _openings(progress, most) or _round(progress, held, most, may_end=True)
     return _closing(progress.open_evaluation, progress, most) or [_run_ended(progress)]
 
 
-def _stopping(progress: Progress, seen: Observation, most: int | None) -> list[Event]:
+def _stopping(progress: RunProgress, seen: Observation, most: int | None) -> list[Event]:
     if progress.open_evaluation:
         return _ended_by_run(progress, progress.open_evaluation, most)
     # Without a trainer there is nothing to commit: one that never started, or one that stays away. Once a scheduler closes the
@@ -156,11 +157,11 @@ def _stopping(progress: Progress, seen: Observation, most: int | None) -> list[E
     is_over = progress.training_ended is not None or progress.history.is_closing or progress.is_held
     if not (is_over or progress.steps.line is None or seen.trainer_gone):
         asked = progress.end_requested is not None
-        return [] if asked else [TrainingEndRequested(run=progress.run, reason=_stop_words(progress.stop), train_rest=False)]
+        return [] if asked else [TrainingEndRequested(run=progress.run, reason=_stop_reason(progress.stop), train_rest=False)]
     return _closing(progress.open_training, progress, most) or [_run_ended(progress)]
 
 
-def _closing(episodes: dict[str, EpisodeOrigin], progress: Progress, most: int | None) -> list[Event]:
+def _closing(episodes: dict[str, EpisodeOrigin], progress: RunProgress, most: int | None) -> list[Event]:
     """End what still runs, then close the training groups that are still open."""
     if episodes:
         return _ended_by_run(progress, episodes, most)
@@ -168,13 +169,13 @@ def _closing(episodes: dict[str, EpisodeOrigin], progress: Progress, most: int |
     return [GroupDropped(run=progress.run, group=name, reason=DropReason.RUN_ENDED) for name in islice(still_open, most)]
 
 
-def _openings(progress: Progress, most: int | None) -> list[Event]:
-    """Of all that are owed those first that should take long: what waits behind them fills the gaps that they leave."""
+def _openings(progress: RunProgress, most: int | None) -> list[Event]:
+    """Openings of owed attempts, long ones first: shorter ones fill the gaps that they leave."""
     owed = chain(progress.owed_long.items(), progress.owed.items())
     return [_opened(progress, episode, origin) for episode, origin in islice(owed, most)]
 
 
-def _admitted(progress: Progress, tasks: Iterable[TaskSubmitted]) -> list[Event]:
+def _admitted(progress: RunProgress, tasks: Iterable[TaskSubmitted]) -> list[Event]:
     """Each task's group, in the affinity bucket with the fewest unfinished groups; a long one, with the fewest long ones."""
     loads, long_loads, events = list(progress.bucket_loads), list(progress.long_loads), list[Event]()
     for task in tasks:
@@ -200,7 +201,7 @@ def _admitted(progress: Progress, tasks: Iterable[TaskSubmitted]) -> list[Event]
     return events
 
 
-def _opened(progress: Progress, episode: str, origin: EpisodeOrigin) -> EpisodeOpened:
+def _opened(progress: RunProgress, episode: str, origin: EpisodeOrigin) -> EpisodeOpened:
     config, group = progress.config, progress.groups[origin.group]
     task = group.task
     is_after = origin.evaluation == AFTER and progress.training_ended is not None
@@ -221,20 +222,20 @@ def _opened(progress: Progress, episode: str, origin: EpisodeOrigin) -> EpisodeO
     )
 
 
-def _tag(progress: Progress, env: str) -> str:
+def _tag(progress: RunProgress, env: str) -> str:
     agent = progress.config.agent(env)
     assert agent is not None, "a task for an environment that no agent has is refused"
     return agent.tag
 
 
-def _sampling(progress: Progress, *, greedy: bool) -> Sampling:
+def _sampling(progress: RunProgress, *, greedy: bool) -> Sampling:
     asked = progress.config.sampling
     if greedy:
         return Sampling(temperature=0.0, top_p=1.0, max_tokens=asked.max_tokens)
     return Sampling(temperature=asked.temperature, top_p=asked.top_p, max_tokens=asked.max_tokens)
 
 
-def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin], most: int | None) -> list[Event]:
+def _ended_by_run(progress: RunProgress, episodes: dict[str, EpisodeOrigin], most: int | None) -> list[Event]:
     reason = "the run was stopped" if progress.is_stopping else "training ended"
     return [
         EpisodeEnded(
@@ -249,22 +250,22 @@ def _ended_by_run(progress: Progress, episodes: dict[str, EpisodeOrigin], most: 
     ]
 
 
-def _run_ended(progress: Progress) -> RunEnded:
+def _run_ended(progress: RunProgress) -> RunEnded:
     steps = progress.training_ended.step if progress.training_ended is not None else progress.committed_step
-    return RunEnded(run=progress.run, reason=_end_words(progress, steps), steps=steps)
+    return RunEnded(run=progress.run, reason=_end_reason(progress, steps), steps=steps)
 
 
-def _end_words(progress: Progress, steps: int) -> str:
+def _end_reason(progress: RunProgress, steps: int) -> str:
     asked = progress.end_requested
     if progress.training_ended is not None and progress.training_ended.failure:
         return progress.training_ended.failure
     if asked is not None and not asked.train_rest:
         return asked.reason
     if progress.stop is not None:
-        return _stop_words(progress.stop)
+        return _stop_reason(progress.stop)
     return COMPLETED if asked is None or steps >= progress.config.algorithm.steps else asked.reason
 
 
-def _stop_words(stop: RunStopRequested | None) -> str:
-    """Asked for without a reason it was a person's wish; a reason is what failed, such as a trainer's."""
+def _stop_reason(stop: RunStopRequested | None) -> str:
+    """The reason of a stop request, such as a trainer's failure; without one, a person asked for it."""
     return STOPPED if stop is None or stop.reason == RunStopRequested.model_fields["reason"].default else stop.reason

@@ -11,8 +11,8 @@ ROUNDS = (BEFORE, AFTER)
 
 
 @dataclass(slots=True)
-class Round:
-    """``over``: EvaluationEnded was said, or what it had to precede began; no task is taken any more."""
+class EvaluationRound:
+    """One round. ``over``: EvaluationEnded was published, or training began before it; no task is taken any more."""
 
     name: str
     waiting: dict[str, TaskSubmitted] = field(default_factory=dict)
@@ -28,6 +28,7 @@ class Round:
 
     @property
     def has_tasks(self) -> bool:
+        """Whether any task of the round is waiting or was admitted."""
         return bool(self.waiting) or self.num_admitted > 0
 
     @property
@@ -44,7 +45,7 @@ class Round:
         return taken
 
     def evaluated(self, event: EpisodeEvaluated, *, final: bool, at: float) -> None:
-        """An attempt was judged; only a final one has the say over the task."""
+        """An attempt was evaluated; only a final one gives the result of its task."""
         self.unevaluated.discard(event.episode)
         self.versions.update(event.weights_versions)
         self.last_at = max(self.last_at, at)
@@ -57,7 +58,7 @@ class Round:
         self.waiting.clear()
 
     def ended(self, run: str) -> EvaluationEnded:
-        """What the round came to. An episode without a reward counts as 0, and is counted as failed."""
+        """The result of the round. An episode without a reward counts as 0, and is counted as failed."""
         by_env: dict[str, list[float]] = {}
         for env, reward in self.results.values():
             by_env.setdefault(env, []).append(reward or 0.0)

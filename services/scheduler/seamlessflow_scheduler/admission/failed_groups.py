@@ -1,8 +1,8 @@
-"""Groups that came to nothing: when there were so many in a row that going on would never end. Pure.
+"""Failed and dropped groups in a row: decides when so many failed that the run should end. Pure.
 
 Two rules, each with a number in the run document. Every group failed and no episode completed: agents cannot work at all,
-as with a mistyped entrypoint. Groups are dropped and no step is taken, for whatever reason: nothing can be learned. That
-is no failure when most of them had equal rewards, and the run has learned (it took a step before) or need not (all solved).
+as with a mistyped entrypoint. Groups are dropped and no step is taken, for any reason: nothing can be learned. That is no
+failure when most of them had equal rewards, and the run has learned (it took a step before) or need not (all solved).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ADVICE = "; give tasks that the model sometimes solves, or set algorithm.drop_ze
 
 
 @dataclass(slots=True)
-class Losses:
-    """Since what last went well."""
+class FailureStreak:
+    """Counts since the last success: a completed episode or a step."""
 
     num_failed: int = 0
     """Groups that failed since an episode completed or a step was taken."""
@@ -33,21 +33,24 @@ class Losses:
     has_stepped: bool = False
     """A step was ever taken."""
     last_failure: str = ""
-    """The newest attempt that failed, in words."""
+    """Text of the newest failed attempt."""
 
     def episode_completed(self) -> None:
+        """Agents can work: no group counts as failed in a row."""
         self.num_failed = 0
 
     def episode_failed(self, event: EpisodeEnded) -> None:
+        """Keep the reason for the failure text."""
         self.last_failure = ": ".join(each for each in (event.episode, event.status.value, event.reason) if each)
 
     def group_dropped(self, reason: DropReason, reward: float | None = None) -> None:
-        """``reward``: of any member that completed; where variance is zero, that of all."""
+        """Count a dropped group. ``reward``: of any completed member; where variance is zero, that of all."""
         self.dropped[reason] += 1
         self.num_solved += reason is DropReason.ZERO_VARIANCE and reward is not None and reward >= TOP_REWARD
         self.num_failed += reason is DropReason.FAILED
 
     def step_taken(self) -> None:
+        """Start counting anew."""
         self.num_failed = 0
         self.dropped.clear()
         self.num_solved = 0
@@ -62,11 +65,11 @@ class Losses:
             and (self.has_stepped or self.num_solved == num_equal)
         )
 
-    def verdict(self, algorithm: AlgorithmSection) -> str | None:
-        """What failed, for people; None: nothing did."""
+    def failure_text(self, algorithm: AlgorithmSection) -> str | None:
+        """The failure that should stop the run, as text; None: there is none."""
         most_failed = algorithm.stop_after_failed_groups or FAILED_STEPS * algorithm.groups_per_step
         if self.num_failed >= most_failed:
-            return f"the last {self.num_failed} groups failed: {self.last_failure or 'nobody said why'}"
+            return f"the last {self.num_failed} groups failed: {self.last_failure or 'no reason was given'}"
         if self._too_many_dropped(algorithm) and not self.nothing_left(algorithm):
             counted = ", ".join(f"{count} {reason.value}" for reason, count in self.dropped.most_common())
             newest = f"; {self.last_failure}" if self.dropped[DropReason.FAILED] and self.last_failure else ""

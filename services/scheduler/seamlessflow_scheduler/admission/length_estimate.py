@@ -1,11 +1,11 @@
-"""How many tokens an episode should take, from what others took, and which are long. A fold over ends; pure.
+"""Estimates how many tokens an episode takes, from earlier episodes, and which ones are long. A fold over ends; pure.
 
-    what the task's author says ─▶ else the mean of its prompt's earlier episodes ─▶ else the mean of its environment
+    the task's expected_tokens ─▶ else the mean of its prompt's earlier episodes ─▶ else the mean of its environment
 
 An episode is *long* when that is ``long_tail`` times the mean of all episodes of the run, or more. Nothing is long before
-anything has ended, and a run that does not ask for it remembers nothing.
+anything has ended, and a run without ``long_tail`` stores nothing.
 
-Always true: the same ends give the same answers, in whatever order they came, as long as there are not more than
+Always true: the same ends give the same answers, in any order, as long as there are not more than
 ``MOST_PROMPTS`` different prompts; beyond those, the ones that ended longest ago are forgotten.
 """
 
@@ -21,7 +21,7 @@ from seamlessflow.contracts import EpisodeEnded, EpisodeStatus, TaskSubmitted
 MOST_PROMPTS = 100_000
 """Different prompts that are remembered, 30 MB."""
 CUT_SHORT = (EpisodeStatus.RUNNER_LOST, EpisodeStatus.NOT_STARTED, EpisodeStatus.RUN_ENDED)
-"""Ends that say nothing of how long an episode takes. One that was killed at its deadline took at least what it took."""
+"""Ends that tell nothing of an episode's length. One killed at its deadline took at least its tokens, so it counts."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class _Mean:
 
 
 @dataclass
-class Lengths:
-    """Of one run. ``long_tail``: as ``fleet.long_tail`` of its document."""
+class LengthEstimator:
+    """Estimates of one run. ``long_tail``: as ``fleet.long_tail`` of its document."""
 
     long_tail: float | None
     _all: _Mean = field(default_factory=_Mean)
@@ -48,7 +48,7 @@ class Lengths:
     _by_prompt: OrderedDict[bytes, _Mean] = field(default_factory=OrderedDict)
 
     def ended(self, task: TaskSubmitted, end: EpisodeEnded) -> None:
-        """An episode of a task is over; each attempt is to be told once."""
+        """Count an ended episode of a task; each attempt must be counted once."""
         if self.long_tail is None or end.sampled_tokens is None or end.status in CUT_SHORT:
             return
         key = _key(task)
@@ -59,7 +59,7 @@ class Lengths:
             self._by_prompt.popitem(last=False)
 
     def expected(self, task: TaskSubmitted) -> int | None:
-        """Tokens that an episode of it should take. None: nothing is known, or nobody wants to know."""
+        """Tokens that an episode of the task should take. None: not known, or the run has no ``long_tail``."""
         if self.long_tail is None:
             return None
         if task.expected_tokens is not None:
@@ -76,6 +76,6 @@ class Lengths:
 
 
 def _key(task: TaskSubmitted) -> bytes:
-    """The same for tasks that ask the same: by their prompt, or by their data where they have none."""
+    """Digest of the prompt, or of the data of a task without prompt: equal for equal tasks."""
     asked = task.prompt or json.dumps(task.data, sort_keys=True, default=str)
     return hashlib.blake2b(f"{task.env}\0{asked}".encode(), digest_size=16).digest()

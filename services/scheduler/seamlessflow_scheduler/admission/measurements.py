@@ -1,15 +1,15 @@
-"""What a run costs, measured while it runs: a fold over its events and the times at which they were stored. Pure.
+"""Costs of a run, measured while it runs: a fold over its events and the times at which they were stored. Pure.
 
     RoleAssigned ─▶ RoleTaken                       a hand-over, either way: its seconds
     BatchReady, RoleTaken of the lead ─▶ StepTaken  a step: its seconds times the nodes of its gang
     RoleTaken ─▶ RoleAssigned, RoleReleased         rollout: node-seconds, shared by the useful groups that were finished
 
-Short groups are finished first, so the first batches are far shorter than what is being rolled out, and a step is no measure
-of what a later one takes. Training is measured by the token, therefore, and what a step will cost is said for as many tokens
-as the very episodes had whose rollout was measured; so the share of training in all work is right from the first steps on.
+Short groups are finished first, so the first batches are far shorter than those still in rollout, and one step is no measure
+of a later one. Training is therefore measured per token, and the cost of a step is given for as many tokens as the measured
+episodes had; so the share of training in all work is right from the first steps on.
 
 Always true: an event that was applied before changes nothing, and events that have nothing to do with each other may come in
-any order; so a new scheduler that folds the journal knows what the old one knew. No clock of a node has a say.
+any order; so a new scheduler that folds the journal has the measurements of the old one. Clocks of nodes play no part.
 """
 
 from __future__ import annotations
@@ -42,27 +42,26 @@ from seamlessflow.contracts import (
 )
 from seamlessflow_scheduler.policy.base import Rates
 
-from .step_chain import Steps
+from .step_chain import StepChain
 
 NUM_STEPS = 6
 """Newest steps over which costs are averaged: groups are finished in waves."""
 NUM_HANDOVERS = 9
 WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
 FULL_SHARE = 0.5
-"""Of the batches that may wait. With more than that waiting there may be too little left to roll out, and its cost is not
-believed."""
+"""Of the batches that may wait. With more waiting there may be too little left to roll out, so that its cost is not used."""
 
 
 @dataclass(slots=True)
 class _NodeTimes:
-    """What a node was told, and what it said."""
+    """Roles that a node was assigned, took and released."""
 
     epoch: int = -1
     role: Role | None = None
     role_epoch: int = -1
     """Of the lease that brought the role."""
     since: float = 0.0
-    """When that one was said."""
+    """When that lease was assigned."""
     came_from: Role | None = None
     """The role before this one, until the hand-over was measured."""
     taken: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class _Group:
 class _Rollout:
     """Of one step's time: node-seconds, groups' worth of episodes that ended, and tokens of those that completed.
 
-    tokens None: of some the runner did not say how many.
+    tokens None: the runner did not report those of some episodes.
     """
 
     seconds: float
@@ -93,8 +92,8 @@ class _Rollout:
     tokens: int | None
 
 
-class Measures:
-    """One run. Feed it events with ``apply``; read ``rates``."""
+class RunMeasurements:
+    """Measurements of one run. Feed it events with ``apply``; read ``rates``."""
 
     def __init__(self, run: str, config: RunConfig) -> None:
         self.run, self._config = run, config
@@ -105,7 +104,7 @@ class Measures:
         """Open training groups all of whose members are final."""
         self._num_finished = self._num_useful = 0
         """Groups that were ever finished; those that were not dropped then."""
-        self._steps = Steps()
+        self._steps = StepChain()
         self._lead: str | None = None
         self._rolled = self._rolling = self._rolling_since = 0.0
         """Node-seconds of rollout that is over; nodes that roll out; the sum of when they began."""
@@ -138,6 +137,7 @@ class Measures:
 
     @property
     def rates(self) -> Rates:
+        """The measured costs, for policies."""
         per_group = _ratio([(each.seconds, each.groups) for each in self._rollouts])
         tokens, per_token = self._tokens_of(self._config.algorithm.groups_per_step), _ratio(self._trains)
         return Rates(
@@ -154,7 +154,7 @@ class Measures:
         )
 
     def _train_seconds(self, per_token: float | None) -> float | None:
-        """Of a step with as many tokens as what was rolled out; where those are not known, as the last steps took."""
+        """Of a step with as many tokens as the measured rollout had; where those are not known, the mean of the last steps."""
         if not self._trains:
             return None
         known = [each.tokens for each in self._rollouts if each.tokens is not None]
@@ -194,7 +194,7 @@ class Measures:
             self._rolls_no_more(node, at)
 
     def _obeyed(self, node: _NodeTimes, name: str) -> None:
-        """Whether the node does what it was told: what it took may be stored before what it was told."""
+        """Measure a hand-over once RoleAssigned and RoleTaken are both there; they may be stored in either order."""
         service = {Role.ROLLOUT: WORKER, Role.TRAIN: TRAINER}.get(node.role or Role.IDLE, "")
         epoch, taken_at = node.taken.get(service, (-1, 0.0))
         if epoch < max(node.role_epoch, 0) or node.released.get(service, -1) >= epoch:
@@ -258,7 +258,7 @@ class Measures:
         self._measure_rollout(at, waits)
 
     def _measure_rollout(self, at: float, waits: float) -> None:
-        """What was rolled out since the step before; not where rollout may have stood at the staleness bound."""
+        """Measure the rollout since the step before; not where rollout may have stood at the staleness bound."""
         rolled = self._rolled + self._rolling * at - self._rolling_since
         done = self._num_episodes / self._config.algorithm.group_size
         seconds, groups = max(0.0, rolled - self._mark[0]), done - self._mark[1]
@@ -297,7 +297,7 @@ class Measures:
             self._group_finished_at = max(at, self._group_finished_at or at)
 
     def _count_tokens(self, event: EpisodeEnded) -> None:
-        """Of an attempt that completed: what others sampled is not trained on."""
+        """Of a completed attempt: tokens of others are not trained on."""
         if event.status is EpisodeStatus.COMPLETED:
             known = self._ended_tokens is not None and event.sampled_tokens is not None
             self._ended_tokens = (self._ended_tokens or 0) + (event.sampled_tokens or 0) if known else None
@@ -324,18 +324,18 @@ def _median(measured: deque[float]) -> float | None:
     return median(measured) if measured else None
 
 
-_APPLY: dict[type[Event], Callable[[Measures, Any, float], None]] = {
-    RoleAssigned: Measures._on_role_assigned,
-    RoleTaken: Measures._on_role_taken,
-    RoleReleased: Measures._on_role_released,
-    GroupAdmitted: Measures._on_group_admitted,
-    EpisodeEnded: Measures._on_episode_ended,
-    GroupTrained: lambda measures, event, at: measures._close(event.group),
-    GroupDropped: Measures._on_group_dropped,
-    TrainerStarted: Measures._on_trainer_started,
-    BatchReady: Measures._on_batch_ready,
-    StepTaken: Measures._on_step_taken,
-    StepsCommitted: lambda measures, event, at: measures._steps.committed(event),
+_APPLY: dict[type[Event], Callable[[RunMeasurements, Any, float], None]] = {
+    RoleAssigned: RunMeasurements._on_role_assigned,
+    RoleTaken: RunMeasurements._on_role_taken,
+    RoleReleased: RunMeasurements._on_role_released,
+    GroupAdmitted: RunMeasurements._on_group_admitted,
+    EpisodeEnded: RunMeasurements._on_episode_ended,
+    GroupTrained: lambda measurements, event, at: measurements._close(event.group),
+    GroupDropped: RunMeasurements._on_group_dropped,
+    TrainerStarted: RunMeasurements._on_trainer_started,
+    BatchReady: RunMeasurements._on_batch_ready,
+    StepTaken: RunMeasurements._on_step_taken,
+    StepsCommitted: lambda measurements, event, at: measurements._steps.committed(event),
 }
 MEASURED: tuple[type[Event], ...] = tuple(_APPLY)
 """Events that are measured: what is read back from the journal at start."""

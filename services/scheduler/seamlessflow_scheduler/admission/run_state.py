@@ -1,4 +1,4 @@
-"""How far one run has come: a fold over its events, and all that ``rhythm.decide`` looks at. Pure.
+"""The progress of one run: a fold over its events, and the input of ``decisions.next_events``. Pure.
 
 Always true: applying an event that was applied before changes nothing, so the journal may be folded again and the queue
 may deliver again. Each event costs O(1): nothing here walks over all groups (a run may have 100,000 episodes).
@@ -6,10 +6,7 @@ may deliver again. Each event costs O(1): nothing here walks over all groups (a 
 
 from __future__ import annotations
 
-import hashlib
-import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from seamlessflow.checkpoints.commit_history import CommitHistory
@@ -44,73 +41,30 @@ from seamlessflow.contracts import (
     TrainingEndRequested,
     is_final,
 )
-from seamlessflow_scheduler.placement.affinity import Calls
+from seamlessflow_scheduler.placement.affinity import CallStatistics
 
-from .evaluation_round import BEFORE, ROUNDS, Round
-from .failed_groups import Losses
-from .length_estimate import Lengths
-from .step_chain import Steps
-
-# Ids and seeds: derived, never drawn, so that a scheduler that starts again says the very same events. Pure.
-
-
-LONGEST_TASK_IN_ID = 80
-"""A longer task id is cut and told apart by a digest: an episode id is one subject token of at most 128 characters."""
+from .evaluation_round import BEFORE, ROUNDS, EvaluationRound
+from .failed_groups import FailureStreak
+from .length_estimate import LengthEstimator
+from .open_group import OpenGroup, episode_id
+from .step_chain import StepChain
 
 
-def group_id(task: str) -> str:
-    """The group of a task: ``g-<task>``."""
-    if len(task) <= LONGEST_TASK_IN_ID:
-        return f"g-{task}"
-    return f"g-{task[:LONGEST_TASK_IN_ID]}-{hashlib.sha256(task.encode()).hexdigest()[:16]}"
-
-
-def episode_id(group: str, index: int, attempt: int) -> str:
-    """``<group>-<index>-<attempt>``."""
-    return f"{group}-{index}-{attempt}"
-
-
-def episode_seed(run_seed: int, episode: str) -> int:
-    """32 bits, the same for the same run seed and attempt on every machine."""
-    return zlib.crc32(f"{run_seed}/{episode}".encode())
-
-
-@dataclass(slots=True)
-class OpenGroup:
-    """A group that is not closed yet. ``attempts``: the newest attempt of each member."""
-
-    task: TaskSubmitted
-    evaluation: str | None
-    attempts: list[int]
-    final: list[bool]
-    bucket: int = 0
-    reward: float | None = None
-    """Of the member that completed last."""
-    expected_tokens: int | None = None
-    is_long: bool = False
-    measured: set[tuple[int, int]] = field(default_factory=set)
-    """Members and attempts whose lengths are known."""
-
-    @property
-    def is_finished(self) -> bool:
-        return all(self.final)
-
-
-class Progress:
-    """One run. Feed it events with ``apply``; read the rest."""
+class RunProgress:
+    """State of one run. Feed it events with ``apply``; read the rest."""
 
     def __init__(self, run: str, config: RunConfig) -> None:
         self.run, self.config = run, config
         self.waiting: dict[str, TaskSubmitted] = {}
         """Training tasks that are not admitted, as submitted."""
-        self.rounds = {name: Round(name) for name in ROUNDS}
+        self.rounds = {name: EvaluationRound(name) for name in ROUNDS}
         self.groups: dict[str, OpenGroup] = {}
         self.open_training: dict[str, EpisodeOrigin] = {}
         self.open_evaluation: dict[str, EpisodeOrigin] = {}
         self.owed: dict[str, EpisodeOrigin] = {}
         """Attempts that are to be opened: members of an admitted group, and attempts after a failed one."""
         self.owed_long: dict[str, EpisodeOrigin] = {}
-        """Those of long groups, which are opened before the others; apart, so that nobody has to look for them."""
+        """Those of long groups, which are opened before the others; kept apart so that they need no search."""
         self.bucket_loads = [0] * config.fleet.buckets
         """Unfinished groups of each affinity bucket, evaluation included."""
         self.long_loads = [0] * config.fleet.buckets
@@ -122,10 +76,10 @@ class Progress:
         self.num_ignored = 0
         """Tasks of a round that this run does not hold."""
         self.history = CommitHistory(is_ordered=False)
-        self.steps = Steps()
-        self.losses = Losses()
-        self.lengths = Lengths(config.fleet.long_tail)
-        self.calls = Calls()
+        self.steps = StepChain()
+        self.failures = FailureStreak()
+        self.lengths = LengthEstimator(config.fleet.long_tail)
+        self.calls = CallStatistics()
         self.tasks_ended = False
         self.stop: RunStopRequested | None = None
         self.end_requested: TrainingEndRequested | None = None
@@ -133,7 +87,7 @@ class Progress:
         self.ended: RunEnded | None = None
         self.taken_epochs: dict[tuple[str, str], int] = {}
         self.released_epochs: dict[tuple[str, str], int] = {}
-        """(node, service) to the newest epoch under which it took, and let go of, the device."""
+        """(node, service) to the newest epoch under which it took, and released, the device."""
         self._gangs_obeyed: dict[str, tuple[int, int, int]] = {}
         """By node: the newest lease that its trainer took up, the step from which on it counts, and the lease before."""
         self._seen: set[str] = set()
@@ -192,7 +146,7 @@ class Progress:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run ends early: somebody asked for it, we gave it up, or the trainer cannot go on."""
+        """Whether the run ends early: on request, given up by the scheduler, or because the trainer cannot go on."""
         gave_up = self.end_requested is not None and not self.end_requested.train_rest
         failed = self.training_ended is not None and self.training_ended.failure != ""
         return self.stop is not None or gave_up or failed
@@ -202,9 +156,9 @@ class Progress:
         return episode in self.owed or episode in self.owed_long
 
     def holders(self) -> dict[str, tuple[int, str]]:
-        """By node: the service that said it took the device and did not say since that it let go, and under which epoch.
+        """By node: the service whose newest RoleTaken is not followed by RoleReleased, and its epoch.
 
-        Of several it is the last to take it: the lock has one holder, so the others let go, or died before they could say so.
+        Of several it is the last to take it: the lock has one holder, so the others released it or died before publishing that.
         """
         found: dict[str, tuple[int, str]] = {}
         for (node, service), epoch in self.taken_epochs.items():
@@ -283,9 +237,9 @@ class Progress:
         if is_news and event.origin.evaluation is None:
             if event.status is EpisodeStatus.COMPLETED:
                 self.groups[event.origin.group].reward = event.reward
-                self.losses.episode_completed()
+                self.failures.episode_completed()
             elif event.status is not EpisodeStatus.RUN_ENDED:
-                self.losses.episode_failed(event)
+                self.failures.episode_failed(event)
 
     def _measure(self, event: EpisodeEnded) -> None:
         origin = event.origin
@@ -302,7 +256,7 @@ class Progress:
             self.rounds[event.origin.evaluation].evaluated(event, final=final, at=at)
 
     def _attempt_over(self, episode: str, origin: EpisodeOrigin, status: EpisodeStatus) -> bool:
-        """False: it was known, or nobody waits for it any more."""
+        """End an attempt. False: it was known, or is no longer awaited."""
         for episodes in (self.open_training, self.open_evaluation, self.owed, self.owed_long):
             episodes.pop(episode, None)
         group = self.groups.get(origin.group)
@@ -328,7 +282,7 @@ class Progress:
         group = self.groups.get(event.group)
         if group is not None and self._close_group(event.group):
             self.dropped += 1
-            self.losses.group_dropped(event.reason, group.reward)
+            self.failures.group_dropped(event.reason, group.reward)
 
     def _close_group(self, name: str) -> bool:
         """Forget a training group; False when it is not open. Members that still run are ended by the end of the run."""
@@ -362,7 +316,7 @@ class Progress:
         before = self.steps.step
         self.steps.taken(event, still_open=self.groups.keys())
         if self.steps.step > before:
-            self.losses.step_taken()
+            self.failures.step_taken()
 
     def _on_role_taken(self, event: RoleTaken, at: float) -> None:
         key = (event.node, event.service)
@@ -378,7 +332,7 @@ class Progress:
     def _on_trainer_started(self, event: TrainerStarted, at: float) -> None:
         before = self.steps.line
         self.steps.line_began(event)
-        if self.steps.line != before:  # whatever step was in progress died with its trainer
+        if self.steps.line != before:  # a step in progress died with its trainer
             self._gangs_obeyed = {node: (epoch, 0, epoch) for node, (epoch, _, _) in self._gangs_obeyed.items()}
 
     def _on_tasks_ended(self, event: TasksEnded, at: float) -> None:
@@ -397,33 +351,33 @@ class Progress:
         self.ended = self.ended or event
 
 
-_APPLY: dict[type[Event], Callable[[Progress, Any, float], None]] = {
-    TaskSubmitted: Progress._on_task_submitted,
-    TasksEnded: Progress._on_tasks_ended,
-    GroupAdmitted: Progress._on_group_admitted,
-    EpisodeOpened: Progress._on_episode_opened,
-    EpisodeEnded: Progress._on_episode_ended,
-    EpisodeEvaluated: Progress._on_episode_evaluated,
-    EvaluationEnded: Progress._on_evaluation_ended,
-    GroupTrained: Progress._on_group_trained,
-    GroupDropped: Progress._on_group_dropped,
-    TrainerStarted: Progress._on_trainer_started,
+_APPLY: dict[type[Event], Callable[[RunProgress, Any, float], None]] = {
+    TaskSubmitted: RunProgress._on_task_submitted,
+    TasksEnded: RunProgress._on_tasks_ended,
+    GroupAdmitted: RunProgress._on_group_admitted,
+    EpisodeOpened: RunProgress._on_episode_opened,
+    EpisodeEnded: RunProgress._on_episode_ended,
+    EpisodeEvaluated: RunProgress._on_episode_evaluated,
+    EvaluationEnded: RunProgress._on_evaluation_ended,
+    GroupTrained: RunProgress._on_group_trained,
+    GroupDropped: RunProgress._on_group_dropped,
+    TrainerStarted: RunProgress._on_trainer_started,
     BatchReady: lambda progress, event, at: progress.steps.batch_ready(event),
-    StepTaken: Progress._on_step_taken,
-    StepsCommitted: Progress._on_steps_committed,
-    TrainingEnded: Progress._on_training_ended,
-    TrainingEndRequested: Progress._on_training_end_requested,
-    RunStopRequested: Progress._on_run_stop_requested,
-    RunEnded: Progress._on_run_ended,
-    RoleTaken: Progress._on_role_taken,
-    RoleReleased: Progress._on_role_released,
+    StepTaken: RunProgress._on_step_taken,
+    StepsCommitted: RunProgress._on_steps_committed,
+    TrainingEnded: RunProgress._on_training_ended,
+    TrainingEndRequested: RunProgress._on_training_end_requested,
+    RunStopRequested: RunProgress._on_run_stop_requested,
+    RunEnded: RunProgress._on_run_ended,
+    RoleTaken: RunProgress._on_role_taken,
+    RoleReleased: RunProgress._on_role_released,
 }
 FOLDED: tuple[type[Event], ...] = (*_APPLY, TrainerClaimed, RolledBack, RunHeld, ResumeRequested)
 """Events that change a run's progress: what is read back from the journal at start."""
 
 
-def holding(runs: Iterable[Progress]) -> dict[str, frozenset[str]]:
-    """By node: who has its device, whichever run it took it for."""
+def holding(runs: Iterable[RunProgress]) -> dict[str, frozenset[str]]:
+    """By node: the service that has its device, for any run."""
     found: dict[str, tuple[int, str]] = {}
     for progress in runs:
         for node, holder in progress.holders().items():

@@ -1,8 +1,8 @@
 """Affinity: which node owns a bucket, and which bucket an episode has. Pure.
 
 A bucket has a *home* among all nodes that may ever roll out, and its owner is its home while that rolls out, else another
-node that does. Homes follow from names alone (rendezvous hashing, each node with its share and no more), so nothing has to be
-remembered: a node that comes back from training gets its own buckets again, and those of others stay.
+node that does. Homes follow from names alone (rendezvous hashing, each node with its share and no more), so no state
+is needed: a node that comes back from training gets its own buckets again, and those of others stay.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from seamlessflow.contracts import EpisodeEnded
-from seamlessflow.contracts.streams import commons
+from seamlessflow.contracts.streams import unowned_bucket
 
 SEVERAL_CALLS = 1.5
-"""Mean calls of an environment's episodes from which on they are episodes of several turns; one call repeated now and then is
-none."""
+"""Mean calls of an environment's episodes from which on they are episodes of several turns; a call
+repeated now and then makes none."""
 
 
 @lru_cache(maxsize=64)
@@ -61,28 +61,28 @@ def _rank(name: str, bucket: int) -> tuple[int, str]:
 
 
 @dataclass
-class Calls:
-    """How many calls the episodes of each environment took, from their ends. A fold; each end is to be told once."""
+class CallStatistics:
+    """How many calls the episodes of each environment took, from their ends. A fold; each end must be counted once."""
 
     _by_env: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Episodes that called, and their calls."""
 
     def ended(self, end: EpisodeEnded) -> None:
-        """One that made no call says nothing: it was not begun."""
+        """Count an ended episode; one without a call does not count, as it was not begun."""
         if end.num_calls:
             episodes, calls = self._by_env.get(end.origin.env, (0, 0))
             self._by_env[end.origin.env] = episodes + 1, calls + end.num_calls
 
     def is_one(self, env: str) -> bool:
-        """Whether an episode of it is one call, so that all it shares is its group's prompt. False while none has ended."""
+        """Whether its episodes are one call each, which share only their group's prompt. False while none has ended."""
         episodes, calls = self._by_env.get(env, (0, 0))
         return episodes > 0 and calls < SEVERAL_CALLS * episodes
 
     def bucket(self, env: str, group_bucket: int, num_buckets: int) -> int:
-        """That of an episode's first call: its group's where prompts are all there is to share, else the one that is nobody's.
+        """The bucket of an episode's first call: its group's where only prompts are shared, else the unowned bucket.
 
-        So whoever has room for one more takes it, and members of a group, which are long together, are on many nodes. A later
-        attempt may have another than the first, where it became known meanwhile what its environment is like.
+        From the unowned bucket any node with room takes it, so members of a group, which are long together, are on many nodes.
+        A later attempt may have another bucket than the first, where more is known of its environment by then.
         """
-        nobodys = commons(num_buckets)
-        return group_bucket if nobodys is None or self.is_one(env) else nobodys
+        unowned = unowned_bucket(num_buckets)
+        return group_bucket if unowned is None or self.is_one(env) else unowned

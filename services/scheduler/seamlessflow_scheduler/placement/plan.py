@@ -1,4 +1,4 @@
-"""From nodes and demands to the leases that should stand: allocation, then each run's policy, then what serves. Pure."""
+"""Plans the whole fleet: from nodes and demands to assignments: allocation, each run's policy, serving nodes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seamlessflow_scheduler.fleet_state import HeldLease
 from seamlessflow_scheduler.policy import Assignment, Demand, Node, policy_of
 from seamlessflow_scheduler.policy.base import ROLLOUT, TRAIN
 from seamlessflow_scheduler.policy.gang import stays_for_step
-from seamlessflow_scheduler.policy.validation import as_it_stands, given_out
+from seamlessflow_scheduler.policy.validation import as_it_stands, checked_assignments
 
 from .affinity import owners
 from .pinned_versions import with_versions
@@ -20,8 +20,8 @@ from .shards import share
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """``changes``: assignments that differ from the lease that stands. ``waits``: each run's missing parts, in words."""
+class FleetPlan:
+    """``changes``: assignments that differ from the node's lease. ``waits``: by run, what it waits for, as text."""
 
     assignments: tuple[Assignment, ...]
     changes: tuple[Assignment, ...]
@@ -35,16 +35,16 @@ def next_plan(
     now: float,
     *,
     held: frozenset[str] = frozenset(),
-) -> Plan:
-    """What every node is to do now. ``leases``: all that stand, those of nodes that are gone included. ``held``: runs that wait
+) -> FleetPlan:
+    """The assignments of all nodes now. ``leases``: all leases, those of nodes that are gone included. ``held``: runs that wait
     for a person, and get no node."""
     allocation = allocate(nodes, demands)
     waits = dict(allocation.lacks)
     assignments: list[Assignment] = []
     for demand in demands:
         mine = [node for node in nodes if allocation.run_of.get(node.name) == demand.run]
-        said, wrong = _with_buckets([node for node in mine if node.is_device], demand, now)
-        assignments += with_versions(said, mine, demand, now) if demand.version_slots else said
+        assigned, wrong = _with_buckets([node for node in mine if node.is_device], demand, now)
+        assignments += with_versions(assigned, mine, demand, now) if demand.version_slots else assigned
         if wrong is not None:
             waits[demand.run] = (*waits[demand.run], wrong)
         assignments += _serving([node for node in mine if not node.is_device], nodes, demand, now)
@@ -52,18 +52,18 @@ def next_plan(
     busy, by_name = {each.node for each in assignments}, {node.name: node for node in nodes}
     for name, stands in leases.items():
         if name not in busy and stands.lease.run is not None:
-            reason = _why_nothing(by_name.get(name), stands.lease.run, demands, held)
+            reason = _idle_reason(by_name.get(name), stands.lease.run, demands, held)
             assignments.append(Assignment(name, None, Role.IDLE, reason, hand_back=True))
     before = {name: each.lease for name, each in leases.items()}
     changes = [each for each in assignments if differs(each, before.get(each.node))]
-    # Roles before buckets alone, as a device that waits costs more; and who is no longer the run's trainer learns it before its
-    # successor does.
+    # Roles before buckets alone, as a device that waits costs more; and a former trainer of the run gets its lease before its
+    # successor.
     changes.sort(key=lambda each: (not has_other_role(each, before.get(each.node)), each.trainer))
-    return Plan(tuple(assignments), tuple(changes), waits)
+    return FleetPlan(tuple(assignments), tuple(changes), waits)
 
 
 def _until_step_taken(nodes: Sequence[Node], run_of: Mapping[str, str | None], demands: Sequence[Demand]) -> list[Assignment]:
-    """Members of a gang that were drained go on while a step with them is in progress; what they froze, others have at once."""
+    """Drained members of a gang stay until a step with them is taken; other nodes get their frozen generations at once."""
     stay = []
     drained = [node for node in nodes if node.is_drained and node.lease is not None and node.lease.role is Role.TRAIN]
     for demand in demands if drained else ():
@@ -76,8 +76,8 @@ def _until_step_taken(nodes: Sequence[Node], run_of: Mapping[str, str | None], d
     return stay
 
 
-def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand], held: frozenset[str]) -> str:
-    """Why a node that has a lease of a run gets nothing."""
+def _idle_reason(node: Node | None, run: str, demands: Sequence[Demand], held: frozenset[str]) -> str:
+    """Why a node that has a lease of a run gets no assignment."""
     if node is None:
         return "the node is gone"
     if node.is_drained:
@@ -90,14 +90,14 @@ def _why_nothing(node: Node | None, run: str, demands: Sequence[Demand], held: f
 
 
 def has_other_role(assignment: Assignment, lease: Lease | None) -> bool:
-    """Whether more than the affinity buckets and the kept versions of a lease change."""
+    """Whether more than the affinity buckets and the pinned version of a lease change."""
     return lease is None or differs(replace(assignment, buckets=lease.buckets, keeps=lease.keeps, let_go=lease.let_go), lease)
 
 
 def differs(assignment: Assignment, lease: Lease | None) -> bool:
     """Whether a new lease is due. Reason and hand_back alone are not worth an epoch: they count at a change of roles.
 
-    But who froze generations to go on with them, and cannot any more, is told to hand them back.
+    But a node that froze generations and can no longer go on with them is told to hand them back.
     """
     if lease is None:
         return assignment.run is not None
@@ -119,18 +119,20 @@ def differs(assignment: Assignment, lease: Lease | None) -> bool:
 
 
 def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[list[Assignment], str | None]:
-    """What the policy says, which affinity buckets each node owns, and what is wrong with the policy.
+    """The policy's assignments with each node's affinity buckets, and the failure of the policy, if any.
 
-    Only who rolls out now owns some, and who comes back gets those again that it had (``affinity``). With fewer buckets than
-    nodes all that roll out own all: a node that owned nothing would get only what others have no room for. Of generations
-    that should be long a node that is lent owns none, as long as there is another: it gets them last of all.
+    Only nodes that roll out now own buckets, and a node that comes back gets its former ones (``affinity``). With fewer buckets
+    than nodes, all that roll out own all: a node without any would get only the overflow of others. A lent node owns no bucket
+    of long generations as long as another node does: it gets them last.
     """
-    said, wrong = given_out(policy_of(demand.policy), devices, demand, now)
+    assigned, wrong = checked_assignments(policy_of(demand.policy), devices, demand, now)
     nodes = {node.name: node for node in devices}
-    said = [_for_good(_kept_for_step(each, nodes[each.node], devices, demand), nodes[each.node], demand) for each in said]
-    never = {assignment.node for assignment in said if assignment.never_rolls_out}
-    rolling = {assignment.node for assignment in said if assignment.role is Role.ROLLOUT}
-    leaving = {assignment.node for assignment in said if _will_leave(assignment)}
+    assigned = [
+        _for_good(_kept_for_step(each, nodes[each.node], devices, demand), nodes[each.node], demand) for each in assigned
+    ]
+    never = {assignment.node for assignment in assigned if assignment.never_rolls_out}
+    rolling = {assignment.node for assignment in assigned if assignment.role is Role.ROLLOUT}
+    leaving = {assignment.node for assignment in assigned if _will_leave(assignment)}
     able = [node for node in devices if node.has(ROLLOUT) and node.name not in never]
     owned: dict[str, tuple[int, ...]] = {}
     for place, tag in enumerate(demand.tags):
@@ -145,43 +147,43 @@ def _with_buckets(devices: Sequence[Node], demand: Demand, now: float) -> tuple[
             split = owners(count, tuple(serving), there)
         for name, buckets in split.items():
             owned[name] = owned.get(name, ()) + tuple(first + bucket for bucket in buckets)
-    return [_owning(each, owned.get(each.node, ())) for each in said], wrong
+    return [_owning(each, owned.get(each.node, ())) for each in assigned], wrong
 
 
-def _owning(said: Assignment, buckets: tuple[int, ...]) -> Assignment:
+def _owning(assignment: Assignment, buckets: tuple[int, ...]) -> Assignment:
     """The same with its buckets, and lent where it is. Built outright: ``replace`` takes four times as long, for each node."""
-    lent = said.role is Role.ROLLOUT and (said.lent or said.trainer)
-    if (buckets, lent) == (said.buckets, said.lent):
-        return said
+    lent = assignment.role is Role.ROLLOUT and (assignment.lent or assignment.trainer)
+    if (buckets, lent) == (assignment.buckets, assignment.lent):
+        return assignment
     return Assignment(
-        node=said.node,
-        run=said.run,
-        role=said.role,
-        reason=said.reason,
-        tags=said.tags,
-        trainer=said.trainer,
-        gang=said.gang,
-        hand_back=said.hand_back,
+        node=assignment.node,
+        run=assignment.run,
+        role=assignment.role,
+        reason=assignment.reason,
+        tags=assignment.tags,
+        trainer=assignment.trainer,
+        gang=assignment.gang,
+        hand_back=assignment.hand_back,
         lent=lent,
-        never_rolls_out=said.never_rolls_out,
+        never_rolls_out=assignment.never_rolls_out,
         buckets=buckets,
     )
 
 
 def _will_leave(assignment: Assignment) -> bool:
-    """Whether a node takes steps, so that what should take long is better off elsewhere."""
+    """Whether a node takes steps, so that long generations are better off elsewhere."""
     return assignment.trainer or assignment.lent or assignment.role is Role.TRAIN
 
 
 def _kept_for_step(assignment: Assignment, node: Node, devices: Sequence[Node], demand: Demand) -> Assignment:
-    """A member that ``train`` was taken from by hand is none for any policy; a step that began with it ends with it."""
+    """A member whose ``train`` was taken away by hand is no member to policies, but stays until its step ends."""
     if node.has(TRAIN) or assignment.role is Role.TRAIN or not stays_for_step(node, devices, demand):
         return assignment
     return as_it_stands(node, demand, "train was taken away by hand: it leaves the gang when the step is taken")
 
 
 def _for_good(assignment: Assignment, node: Node, demand: Demand) -> Assignment:
-    """Nothing is frozen on a node that rolls out no more: whatever its policy said, its generations go to others."""
+    """A node that never rolls out again freezes nothing: whatever its policy answered, its generations go to others."""
     if assignment.role is Role.ROLLOUT or Service.ROLLOUT_WORKER not in node.processes:
         return assignment
     never = assignment.never_rolls_out or not node.has(ROLLOUT) or not demand.served_by(node)
@@ -194,13 +196,13 @@ def _serving(nodes: Sequence[Node], everyone: Sequence[Node], demand: Demand, no
     shards = share(managers, everyone, demand, now)
     runners = [node for node in nodes if node.serves_as(Service.AGENT_RUNNER) and node not in managers]
     return [
-        *(_serve(node, demand, tuple(map(str, shards[node.name])), _why(shards[node.name])) for node in managers),
+        *(_serve(node, demand, tuple(map(str, shards[node.name])), _serving_reason(shards[node.name])) for node in managers),
         *(_runs_agents(node, demand) for node in runners),
     ]
 
 
-def _why(shards: Sequence[int]) -> str:
-    return "it keeps these shards' trees" if shards else "other managers keep the trees, or are about to let go of some"
+def _serving_reason(shards: Sequence[int]) -> str:
+    return "it keeps these shards' trees" if shards else "other managers keep the trees, or are about to release some"
 
 
 def _runs_agents(node: Node, demand: Demand) -> Assignment:

@@ -1,9 +1,9 @@
-"""Which run a node serves. Pure.
+"""Allocates nodes to runs, and explains which nodes a run still needs. Pure.
 
-A node serves one run at a time and stays with it. Runs are looked at in the order they were requested: one that lacks
+A node serves one run at a time and stays with it. Runs are served in the order of their requests: one that lacks
 something takes free nodes, or spare nodes of other runs (those without which the other still has all it needs), and takes
 them only when they make it complete, unless it is the oldest: so two runs never wait for each other. What is still free
-goes to the run with the fewest nodes of that kind.
+goes to the run with the fewest nodes of that requirement.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ from seamlessflow.contracts.tags import ROLES, needed_tag
 from seamlessflow_scheduler.policy.base import ROLLOUT, TRAIN, Demand, Node
 from seamlessflow_scheduler.policy.disaggregated import NEEDS_TWO
 
-# Kinds of nodes that a run needs at least one of, and in words what it waits for and who could be it. Pure.
-#
-# A kind is a role, and for what samples or runs agents also the tag that the work carries: a run whose agents need
-# ``h800+rollout`` lacks a node as long as none has both.
-
-
 MANAGER, RUNNER = Service.TRAJECTORY_MANAGER.value, Service.AGENT_RUNNER.value
-_TO_SAY = {
+_MISSING_TEXT = {
     MANAGER: "no trajectory-manager",
     RUNNER: "no agent-runner",
     TRAIN: "no node with capability train",
@@ -35,73 +29,78 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """``tag``: what the node must have besides being able to play the role; "" for nothing."""
+class NodeRequirement:
+    """A kind of node of which a run needs at least one: a role, and the tag of the work that it samples or runs agents for.
+
+    A run whose agents need ``h800+rollout`` lacks a node as long as none has both. tag: "" where the role is enough.
+    """
 
     role: str
     tag: str = ""
 
     def fits(self, node: Node, demand: Demand) -> bool:
-        """Whether a node is of this kind, for a run."""
+        """Whether a node meets the requirement of a run."""
         return _plays(node, self.role) and not self.lacking(node, demand)
 
     def lacking(self, node: Node, demand: Demand) -> tuple[str, ...]:
-        """Components of the tag that a node has not."""
+        """Components of the tag that a node lacks."""
         return demand.lacks(node, self.tag) if self.tag else ()
 
 
-def kinds_of(demand: Demand) -> list[Kind]:
-    """What a run needs one of each of."""
+def node_requirements(demand: Demand) -> list[NodeRequirement]:
+    """The requirements of a run, each to be met by one node at least."""
     needs = dict.fromkeys(demand.needs.get(env, "") for env in demand.envs) or {"": None}
     has_slots = demand.version_slots > 0
     tags = dict.fromkeys(needed_tag(tag, has_classes=demand.has_classes, has_slots=has_slots) for tag in demand.tags)
     return [
-        Kind(MANAGER),
-        *(Kind(RUNNER, need) for need in needs),
-        Kind(TRAIN),
-        *(Kind(ROLLOUT, "" if tag == ROLLOUT else tag) for tag in tags),
+        NodeRequirement(MANAGER),
+        *(NodeRequirement(RUNNER, need) for need in needs),
+        NodeRequirement(TRAIN),
+        *(NodeRequirement(ROLLOUT, "" if tag == ROLLOUT else tag) for tag in tags),
     ]
 
 
-def wait_words(kind: Kind, demand: Demand, nodes: Sequence[Node], elsewhere: Iterable[str]) -> str:
-    """What a run waits for. ``nodes``: the whole fleet; ``elsewhere``: other runs that have such nodes."""
+def missing_text(requirement: NodeRequirement, demand: Demand, nodes: Sequence[Node], elsewhere: Iterable[str]) -> str:
+    """Text of an unmet requirement. ``nodes``: the whole fleet; ``elsewhere``: other runs that have such nodes."""
     runs = sorted(elsewhere)
-    if not kind.tag:
-        words = _TO_SAY[kind.role] + (f" free: run {', '.join(runs)} has them" if runs else "")
+    if not requirement.tag:
+        text = _MISSING_TEXT[requirement.role] + (f" free: run {', '.join(runs)} has them" if runs else "")
     else:
-        who = "agent-runner" if kind.role == RUNNER else "node"
-        words = f"tag {kind.tag}: no {who} " + (f"that has it is free: run {', '.join(runs)} has them" if runs else "has it")
-    return words if runs else "; ".join((words, *_hints(kind, demand, nodes)))
+        noun = "agent-runner" if requirement.role == RUNNER else "node"
+        text = f"tag {requirement.tag}: no {noun} " + (
+            f"that has it is free: run {', '.join(runs)} has them" if runs else "has it"
+        )
+    return text if runs else "; ".join((text, *_hints(requirement, demand, nodes)))
 
 
-def _hints(kind: Kind, demand: Demand, nodes: Sequence[Node]) -> list[str]:
-    """Who could be it, and what a person would type."""
-    drained = [node for node in nodes if node.is_drained and kind.fits(node, demand)]
-    near = [node for node in nodes if not kind.fits(node, demand) and not _out_of_reach(node, kind, demand)]
+def _hints(requirement: NodeRequirement, demand: Demand, nodes: Sequence[Node]) -> list[str]:
+    """Nodes that could meet the requirement, each with the command that a person would type."""
+    drained = [node for node in nodes if node.is_drained and requirement.fits(node, demand)]
+    near = [node for node in nodes if not requirement.fits(node, demand) and not _out_of_reach(node, requirement, demand)]
     if near:
-        fewest = min(len(_to_give(node, kind, demand)) for node in near)
-        near = [node for node in near if len(_to_give(node, kind, demand)) == fewest]
-    said = [f"node {node.name} is drained (seamlessflow drain --undo {node.name})" for node in drained]
-    return _few([*said, *(_near_words(node, kind, demand) for node in near)])
+        fewest = min(len(_to_give(node, requirement, demand)) for node in near)
+        near = [node for node in near if len(_to_give(node, requirement, demand)) == fewest]
+    hints = [f"node {node.name} is drained (seamlessflow drain --undo {node.name})" for node in drained]
+    return _few([*hints, *(_near_text(node, requirement, demand) for node in near)])
 
 
-def _near_words(node: Node, kind: Kind, demand: Demand) -> str:
-    lacks = _to_give(node, kind, demand)
-    has = [part for part in kind.tag.split("+") if part and part not in lacks]
+def _near_text(node: Node, requirement: NodeRequirement, demand: Demand) -> str:
+    lacks = _to_give(node, requirement, demand)
+    has = [part for part in requirement.tag.split("+") if part and part not in lacks]
     having = f"has {' and '.join(has)} and lacks" if has else "lacks"
     return f"node {node.name} {having} {' and '.join(lacks)} (seamlessflow tag {node.name} {' '.join(lacks)})"
 
 
-def _to_give(node: Node, kind: Kind, demand: Demand) -> list[str]:
-    """Tags that would make a node one of this kind, roles that were taken away from it first."""
-    role = [kind.role] if kind.role in node.taken_away and not node.has(kind.role) else []
-    return list(dict.fromkeys([*role, *kind.lacking(node, demand)]))
+def _to_give(node: Node, requirement: NodeRequirement, demand: Demand) -> list[str]:
+    """Tags with which a node would meet the requirement; roles that were taken away from it come first."""
+    role = [requirement.role] if requirement.role in node.taken_away and not node.has(requirement.role) else []
+    return list(dict.fromkeys([*role, *requirement.lacking(node, demand)]))
 
 
-def _out_of_reach(node: Node, kind: Kind, demand: Demand) -> bool:
-    """Whether tags alone cannot make a node one of this kind."""
-    could_play = _plays(node, kind.role) or kind.role in node.taken_away
-    return not could_play or any(part in ROLES and part not in node.taken_away for part in kind.lacking(node, demand))
+def _out_of_reach(node: Node, requirement: NodeRequirement, demand: Demand) -> bool:
+    """Whether tags alone cannot make a node meet the requirement."""
+    could_play = _plays(node, requirement.role) or requirement.role in node.taken_away
+    return not could_play or any(part in ROLES and part not in node.taken_away for part in requirement.lacking(node, demand))
 
 
 def _plays(node: Node, role: str) -> bool:
@@ -117,7 +116,7 @@ def _few(hints: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """``run_of``: every node to its run or None. ``lacks``: every run to what it waits for, in words."""
+    """``run_of``: every node to its run or None. ``lacks``: by run, what it waits for, as text."""
 
     run_of: dict[str, str | None]
     lacks: dict[str, tuple[str, ...]]
@@ -133,35 +132,43 @@ def allocate(nodes: Sequence[Node], demands: Sequence[Demand]) -> Allocation:
         if place == 0 or not _lacking(_of(nodes, run_of, demand.run) + picks, demand):
             run_of.update({node.name: demand.run for node in picks})
     _share_out(nodes, run_of, demands)
-    lacks = {d.run: _words(nodes, everyone, run_of, d) for d in demands}
+    lacks = {d.run: _missing_texts(nodes, everyone, run_of, d) for d in demands}
     return Allocation({**dict.fromkeys((node.name for node in everyone), None), **run_of}, lacks)
 
 
 def _share_out(nodes: Sequence[Node], run_of: dict[str, str | None], demands: Sequence[Demand]) -> None:
-    """Each free node to the complete run with the fewest nodes of its kind; while none is complete, to the oldest."""
+    """Each free node to the complete run with the fewest nodes of its class; while none is complete, to the oldest."""
     free = [node for node in nodes if run_of[node.name] is None]
     if not free or not demands:
         return
     runs = [d.run for d in demands if not _lacking(_of(nodes, run_of, d.run), d)] or [demands[0].run]
-    counts = Counter((run_of[node.name], _kind(node)) for node in nodes)
+    counts = Counter((run_of[node.name], _node_class(node)) for node in nodes)
     for node in free:
-        if (kind := _kind(node)) is not None:
-            fewest = min(runs, key=lambda run: counts[run, kind])
+        if (node_class := _node_class(node)) is not None:
+            fewest = min(runs, key=lambda run: counts[run, node_class])
             run_of[node.name] = fewest
-            counts[fewest, kind] += 1
+            counts[fewest, node_class] += 1
 
 
 def _picks(nodes: Sequence[Node], run_of: dict[str, str | None], demands: Sequence[Demand], demand: Demand) -> list[Node]:
-    """Nodes that would give a run what it lacks, as far as there are any."""
+    """Nodes that would meet the open requirements of a run, as far as there are any."""
     picks: list[Node] = []
     taken = dict(run_of)
-    for _ in range(len(kinds_of(demand))):
+    for _ in range(len(node_requirements(demand))):
         mine = _of(nodes, taken, demand.run)
         lacking = _lacking(mine, demand)
-        fitting = [n for kind in lacking for n in nodes if kind.fits(n, demand) and _may_go(n, nodes, taken, demands, demand)]
+        fitting = [
+            n
+            for requirement in lacking
+            for n in nodes
+            if requirement.fits(n, demand) and _may_go(n, nodes, taken, demands, demand)
+        ]
         if not fitting:
             return picks
-        best = min(fitting, key=lambda n: (taken[n.name] is not None, -sum(kind.fits(n, demand) for kind in lacking), n.name))
+        best = min(
+            fitting,
+            key=lambda n: (taken[n.name] is not None, -sum(requirement.fits(n, demand) for requirement in lacking), n.name),
+        )
         taken[best.name] = demand.run
         picks.append(best)
     return picks
@@ -183,13 +190,15 @@ def _of(nodes: Sequence[Node], run_of: dict[str, str | None], run: str) -> list[
     return [node for node in nodes if run_of[node.name] == run]
 
 
-def _lacking(mine: Iterable[Node], demand: Demand) -> list[Kind]:
-    """Kinds of which the run has no node."""
+def _lacking(mine: Iterable[Node], demand: Demand) -> list[NodeRequirement]:
+    """Requirements that no node of the run meets."""
     mine = list(mine)
-    lacking = [kind for kind in kinds_of(demand) if not any(kind.fits(node, demand) for node in mine)]
+    lacking = [
+        requirement for requirement in node_requirements(demand) if not any(requirement.fits(node, demand) for node in mine)
+    ]
     trainers = [node for node in mine if node.has(TRAIN)]
     if demand.policy == "disaggregated" and not lacking and _is_alone(trainers, mine):
-        lacking.append(Kind(ROLLOUT))
+        lacking.append(NodeRequirement(ROLLOUT))
     return lacking
 
 
@@ -198,8 +207,8 @@ def _is_alone(trainers: list[Node], mine: list[Node]) -> bool:
     return not any(other is not trainer and other.has(ROLLOUT) for trainer in trainers for other in mine)
 
 
-def _kind(node: Node) -> str | None:
-    """What a node is counted as when runs share what is left."""
+def _node_class(node: Node) -> str | None:
+    """The class under which a node is counted when runs share the remaining nodes."""
     return (
         "device"
         if node.is_device
@@ -207,17 +216,19 @@ def _kind(node: Node) -> str | None:
     )
 
 
-def _words(nodes: Sequence[Node], everyone: Sequence[Node], run_of: dict[str, str | None], demand: Demand) -> tuple[str, ...]:
-    """What a run waits for, saying where such nodes are when there are any, and which could be made such."""
+def _missing_texts(
+    nodes: Sequence[Node], everyone: Sequence[Node], run_of: dict[str, str | None], demand: Demand
+) -> tuple[str, ...]:
+    """Texts of what a run waits for: which runs have such nodes, and which nodes could become such."""
     mine = _of(nodes, run_of, demand.run)
     lacking = _lacking(mine, demand)
     split = demand.policy == "disaggregated" and any(n.has(TRAIN) for n in mine) and any(n.has(ROLLOUT) for n in mine)
-    words = []
-    for kind in lacking:
-        others = {run for n in nodes if kind.fits(n, demand) and (run := run_of[n.name]) not in (None, demand.run)}
+    texts = []
+    for requirement in lacking:
+        others = {run for n in nodes if requirement.fits(n, demand) and (run := run_of[n.name]) not in (None, demand.run)}
         elsewhere = [run for run in others if run is not None]
-        if split and not kind.tag and kind.role in (TRAIN, ROLLOUT):
-            words.append(f"{NEEDS_TWO} free: run {', '.join(sorted(elsewhere))} has them" if elsewhere else NEEDS_TWO)
+        if split and not requirement.tag and requirement.role in (TRAIN, ROLLOUT):
+            texts.append(f"{NEEDS_TWO} free: run {', '.join(sorted(elsewhere))} has them" if elsewhere else NEEDS_TWO)
         else:
-            words.append(wait_words(kind, demand, everyone, elsewhere))
-    return tuple(words)
+            texts.append(missing_text(requirement, demand, everyone, elsewhere))
+    return tuple(texts)

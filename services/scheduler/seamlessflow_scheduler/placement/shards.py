@@ -1,12 +1,12 @@
-"""How the trajectory-managers of a run share its shards. Pure.
+"""Divides the shards of a run among its trajectory-managers. Pure.
 
 A shard is in one lease at most, and is given to a manager only when no other can still act on it:
 
     in the lease of A ──(A has too many)──▶ in no lease, A obeys an older lease ──(A obeys this one)──▶ in the lease of B
-    in the lease of A ──(A is silent)─────▶ in no lease ──(a look after that: A is still silent)──────▶ in the lease of B
+    in the lease of A ──(A is silent)─────▶ in no lease ──(a tick after that: A is still silent)──────▶ in the lease of B
 
 The second arrow of the second line is a step of its own because A may have woken up just then: it reads its lease after it
-renewed its presence, so either the next look sees it there, or it sees that it lost the shard. A newcomer first gets a
+renewed its presence, so either the next tick sees it there, or it sees that it lost the shard. A newcomer first gets a
 lease without shards, and nothing is taken from others for it before it has the model. While no manager is there nothing is
 taken from those that may come back.
 """

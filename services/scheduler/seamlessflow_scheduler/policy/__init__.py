@@ -1,6 +1,6 @@
 """Policies: ways of giving roles to the same fleet, each a pure function of one file, by the name that a run document uses.
 
-``module:function`` names one's own. It is imported once, when the run is requested, and held to what ``base`` promises.
+``module:function`` names a user's own policy. It is imported once, when the run is requested; ``validation`` checks it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["POLICIES", "Assignment", "Demand", "Node", "Policy", "Process", "Rat
 
 @cache
 def policy_of(name: str) -> Policy:
-    """The policy of a run document. Raises ConfigError, saying what is wrong with the name."""
+    """The policy of a run document. Raises ConfigError that names the problem."""
     if name in POLICIES:
         return POLICIES[name]
     module, _, function = name.partition(":")
@@ -38,7 +38,7 @@ def policy_of(name: str) -> Policy:
         raise ConfigError(f"fleet.policy {name!r}: the scheduler cannot import {module} ({wrong})") from wrong
     except AttributeError as wrong:
         raise ConfigError(f"fleet.policy {name!r}: {module} has no {function}") from wrong
-    except Exception as wrong:  # whatever a module that is not ours does while it is imported
+    except Exception as wrong:  # a module of a user may raise anything while it is imported
         raise ConfigError(f"fleet.policy {name!r}: importing {module} failed: {wrong!r}") from wrong
     if not callable(found):
         raise ConfigError(f"fleet.policy {name!r} is no function")

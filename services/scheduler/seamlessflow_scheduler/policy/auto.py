@@ -1,7 +1,7 @@
 """Auto: the gang's size and the lending follow what is measured, step by step.
 
-A step costs R node-seconds of rollout and T of training, both for the same tokens (``measures``; those of the batches that are
-finished first are few), so of N nodes N·T/(R+T) should train: the *ideal share*. No split into whole nodes is that, so the gang
+A step costs R node-seconds of rollout and T of training, both for the same tokens (``measurements``; batches that are finished
+first have few), so of N nodes N·T/(R+T) should train: the *ideal share*. No split into whole nodes is that, so the gang
 alternates between the two sizes around it, in long strides: the smaller one lets batches pile up, the larger one works them
 off. One node changes hands at each turn, at the end of a step.
 
@@ -36,7 +36,7 @@ REACH = 1 / 8
 UNSURE = 0.04
 """Of a step's time: its end is not known better."""
 NOTICE_SECONDS = 0.5
-"""Until the scheduler looks, where no event makes it."""
+"""Until the next tick of the scheduler, where no event causes one."""
 CLOCKS_SECONDS = 5.0
 """How far the journal's clock may be ahead of this scheduler's."""
 FIRST_SHARE = 0.25
@@ -44,7 +44,7 @@ FIRST_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class GangSize:
     """Nodes of the gang from the next step on, and why."""
 
     num_nodes: int
@@ -61,18 +61,18 @@ def next_assignments(fleet: Sequence[Node], demand: Demand, now: float) -> list[
     return lent(fleet, demand, now, lead, members, size.reason)
 
 
-def gang_size(fleet: Sequence[Node], demand: Demand, now: float, lead: Node) -> Size:
-    """How many nodes the next step is to be taken by."""
+def gang_size(fleet: Sequence[Node], demand: Demand, now: float, lead: Node) -> GangSize:
+    """The gang size of the next step."""
     able = [node for node in fleet if node is lead or node.can(TRAIN)]
     most, num_nodes = min(demand.train_nodes, len(able)), sum(node.can(ROLLOUT) or node.can(TRAIN) for node in fleet)
     if num_nodes <= FEW_NODES or demand.max_staleness == 0 or most <= 1:
-        return Size(most, "")
+        return GangSize(most, "")
     rates, current = demand.rates, _current(fleet, demand, lead)
     least = max(1, sum(not node.has(ROLLOUT) for node in able))
     most = max(least, min(most, num_nodes - 1))
     if not rates.rollout_seconds or not rates.train_seconds:  # what took no time was not measured
         first = min(most, current or max(least, math.ceil(FIRST_SHARE * num_nodes)))
-        return Size(first, f"{first} nodes until a step was measured")
+        return GangSize(first, f"{first} nodes until a step was measured")
     return _turned(demand, now, num_nodes, current, least, most)
 
 
@@ -87,15 +87,15 @@ def _current(fleet: Sequence[Node], demand: Demand, lead: Node) -> int:
     return len(listed) + joining
 
 
-def _turned(demand: Demand, now: float, num_nodes: int, current: int, least: int, most: int) -> Size:
+def _turned(demand: Demand, now: float, num_nodes: int, current: int, least: int, most: int) -> GangSize:
     """The smaller or the larger gang, as batches pile up or run out."""
     rates = demand.rates
     assert rates.rollout_seconds and rates.train_seconds
     share = num_nodes * rates.train_seconds / (rates.rollout_seconds + rates.train_seconds)
-    said = f"ideal share {share:.2f} of {num_nodes} nodes (R {rates.rollout_seconds:.0f} s, T {rates.train_seconds:.0f} s)"
+    reason = f"ideal share {share:.2f} of {num_nodes} nodes (R {rates.rollout_seconds:.0f} s, T {rates.train_seconds:.0f} s)"
     seconds_left = _seconds_left(demand, now)
     if current and seconds_left > _lead_seconds(demand):
-        return Size(current, f"{said}: {current} until the step ends")
+        return GangSize(current, f"{reason}: {current} until the step ends")
     waiting = demand.waiting + seconds_left * (num_nodes - current) / rates.rollout_seconds
     band = BAND * demand.max_staleness
     refill = max(0.1, 1 - GAIN * (waiting - 1 - SPARE - band / 2)) if current else 1.0
@@ -105,11 +105,11 @@ def _turned(demand: Demand, now: float, num_nodes: int, current: int, least: int
     smaller = max(least, min(most, _within_reach(rates, math.floor(centre))))
     larger = max(smaller, min(most, _within_reach(rates, smaller + 1)))
     if not current or larger == smaller:
-        return Size(smaller, f"{said}: {smaller}")
+        return GangSize(smaller, f"{reason}: {smaller}")
     needed = _needed(demand, num_nodes, larger)
     turn = needed + (band if current <= smaller else 0.0)
     size = larger if waiting >= turn else smaller
-    return Size(size, f"{said}; {waiting:.2f} batches wait then, {larger} nodes need {needed:.2f}: {size}")
+    return GangSize(size, f"{reason}; {waiting:.2f} batches wait then, {larger} nodes need {needed:.2f}: {size}")
 
 
 def _needed(demand: Demand, num_nodes: int, size: int) -> float:

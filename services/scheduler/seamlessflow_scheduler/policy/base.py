@@ -4,7 +4,7 @@ Always true of a policy: exactly one assignment per node, at most one node with 
 nodes, demand and time give the same answer, so nothing changes hands unless something changed.
 
 A gang takes a step together: the *lead* (the node of the run's trainer) and *members*, whose trainer processes hold their
-devices for it. ``policy.gang`` says in which order they come and go.
+devices for it. ``policy.gang`` defines in which order they come and go.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Node:
     lease_since: float = 0.0
     """When the lease was written (or first seen by this scheduler)."""
     holding: frozenset[str] = frozenset()
-    """Services that said they took the device and did not say that they let go."""
+    """Services whose RoleTaken is not followed by RoleReleased."""
     tags: frozenset[str] = frozenset()
     """What it has besides what its processes announce: given by hand."""
     taken_away: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ class Node:
     is_drained: bool = False
     """By hand: it hands back what it has and takes nothing new."""
     is_stuck: bool = False
-    """Its trainer waits for a device that a process keeps which has fallen silent."""
+    """Its trainer waits for a device that a silent process keeps."""
     _has: frozenset[str] = field(init=False, repr=False, compare=False)
     _can: frozenset[str] = field(init=False, repr=False, compare=False)
     """Capabilities of all its processes, and of those that are there: a decision over 1,000 nodes asks 10,000 times."""
@@ -97,22 +97,23 @@ class Node:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether one of its processes has not been heard of for a while, and may hang."""
+        """Whether one of its processes is silent, and may hang."""
         return any(process.is_quiet for process in self.processes.values())
 
     @property
     def is_device(self) -> bool:
+        """Whether it can roll out or train, now or when its processes are back."""
         return self.has(ROLLOUT) or self.has(TRAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured of a run (``measures``), from journal times alone. None: not known yet."""
+    """Measured costs of a run (``admission.measurements``), from journal times alone. None: not known yet."""
 
     rollout_seconds: float | None = None
     """Node-seconds of rollout that one step's worth of useful groups costs."""
     train_seconds: float | None = None
-    """Node-seconds of one step, its duration times the size of its gang, for as much as was rolled out lately for one."""
+    """Node-seconds of one step: its duration times its gang's size, for as many tokens as one step's rollout had lately."""
     reclaim_seconds: float | None = None
     """From the lease that takes a node out of rollout until its trainer holds the device."""
     lend_seconds: float | None = None
@@ -133,7 +134,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one run wants of the fleet."""
+    """What one run needs of the fleet."""
 
     run: str
     policy: str
@@ -164,7 +165,7 @@ class Demand:
     """By environment: the tag an agent-runner's node must have to run its agents; none for an environment that is not here."""
 
     def lacks(self, node: Node, tag: str) -> tuple[str, ...]:
-        """Components of a tag that a node has not, for this run. Who serves a tag serves its long generations."""
+        """Components of a tag that a node lacks, for this run. A node that serves a tag serves its long generations too."""
         needed = needed_tag(tag, has_classes=self.has_classes, has_slots=self.version_slots > 0)
         lacking = [part for part in components(needed) if not node.has_tag(part)]
         if lacking and self.tag_rules:
@@ -188,7 +189,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a node is to do, and why. ``hand_back``: on losing rollout, generations go to other nodes."""
+    """The role of a node, and why. ``hand_back``: on losing rollout, generations go to other nodes."""
 
     node: str
     run: str | None
@@ -201,11 +202,11 @@ class Assignment:
     lead and itself."""
     hand_back: bool = False
     lent: bool = False
-    """It rolls out between steps that it takes part in; the trainer's node needs not say so."""
+    """It rolls out between steps that it takes part in; not required for the trainer's node."""
     never_rolls_out: bool = False
     """For the whole run, or until its tags change; so it owns no affinity bucket, and what it holds goes to other nodes."""
     buckets: tuple[int, ...] = ()
-    """Affinity buckets that the node owns while it rolls out; filled in by the plan, no policy's matter."""
+    """Affinity buckets that the node owns while it rolls out; filled in by the plan, not by policies."""
     keeps: int | None = None
     let_go: tuple[int, ...] = ()
     """See ``Lease``; filled in by the plan."""
@@ -217,8 +218,8 @@ Policy = Callable[[Sequence[Node], Demand, float], list[Assignment]]
 def trainer_of(fleet: Iterable[Node], run: str) -> Node | None:
     """The node whose trainer process is the run's: the one that is already, else one that cannot roll out, else the first.
 
-    None when no node can train. A trainer that is away for a moment keeps its place; one whose device is kept from it does
-    not, if there is another, and of others those come last that have fallen silent.
+    None when no node can train. A trainer that is away for a moment keeps its place; one that cannot get its device does
+    not, if there is another; silent nodes come last.
     """
     able = [node for node in fleet if node.has(TRAIN)]
 
@@ -233,9 +234,9 @@ def _is_trainer(node: Node, run: str) -> bool:
 
 
 def rollout(node: Node, demand: Demand, reason: str, *, trainer: bool = False) -> Assignment:
-    """Sample for the run, for those of its work tags that the node has; one without any idles and says so.
+    """Sample for the run, for those of its work tags that the node has; a node without any idles.
 
-    It hands back what it samples: it would not come back to what it froze.
+    It hands back its generations: it would not come back to frozen ones.
     """
     tags = demand.served_by(node)
     if tags:

@@ -1,8 +1,8 @@
 """Colocated: the whole fleet rolls out until the batch is ready, then all of it stops, then a gang trains, then again.
 
-Strictly synchronous: members of the gang take their devices, and then the step begins, when every other node said that it let
-go of its own. A node that does not say so within ``RELEASE_SECONDS`` (its process died under the lease) is not waited for: it
-rolls out for nobody any more.
+Strictly synchronous: members of the gang take their devices, and then the step begins, when every other node published that it
+released its own. A node that does not within ``RELEASE_SECONDS`` (its process died under the lease) is not waited for: it no
+longer rolls out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from seamlessflow.contracts import Role
 
 from .base import ROLLOUT, TRAIN, Assignment, Demand, Node, idle, rollout, trainer_of
-from .gang import RELEASE_SECONDS, WORKER, choose_members, is_told, patience, steered
+from .gang import RELEASE_SECONDS, WORKER, choose_members, gang_assignments, is_told, patience
 
 __all__ = ["RELEASE_SECONDS", "next_assignments", "still_rolls_out"]
 
@@ -34,7 +34,7 @@ def next_assignments(fleet: Sequence[Node], demand: Demand, now: float) -> list[
         return idle(node, demand, reason, trainer=node is lead)
 
     reason = "a batch is ready and all others stopped"
-    return steered(fleet, demand, now, lead, members, reason, otherwise, hands_back=False)  # nobody goes on with them
+    return gang_assignments(fleet, demand, now, lead, members, reason, otherwise, hands_back=False)  # no node goes on with them
 
 
 def still_rolls_out(node: Node, demand: Demand, now: float) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from seamlessflow.contracts import Role
 
 from .base import ROLLOUT, Assignment, Demand, Node, idle, rollout, trainer_of
-from .gang import choose_members, steered
+from .gang import choose_members, gang_assignments
 
 NEEDS_TWO = "policy disaggregated needs a node that trains and another that rolls out"
 
@@ -40,12 +40,12 @@ def next_assignments(fleet: Sequence[Node], demand: Demand, now: float) -> list[
             return idle(node, demand, "the members of its gang take their devices first", trainer=node is lead)
         return rollout(node, demand, "it rolls out for the whole run")
 
-    given_out = steered(fleet, demand, now, lead, members, "it trains for the whole run", otherwise)
+    given_out = gang_assignments(fleet, demand, now, lead, members, "it trains for the whole run", otherwise)
     return [replace(each, never_rolls_out=True) if each.node in gang else each for each in given_out]
 
 
 def _without_trainer(node: Node, demand: Demand) -> Assignment:
-    """Who rolls out goes on. Nobody else begins: the trainer may be another process of that very node, yet to come."""
+    """Nodes that roll out go on. No other begins: the trainer may be another process of that very node, yet to come."""
     if node.lease is not None and node.lease.run == demand.run and node.lease.role is Role.ROLLOUT:
         return rollout(node, demand, "it rolls out for the whole run")
     return idle(node, demand, "waits for a node that trains, which may be this one")

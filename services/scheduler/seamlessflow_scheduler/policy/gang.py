@@ -1,12 +1,12 @@
-"""How a gang comes together and parts. Pure.
+"""Brings a gang of training nodes together and parts it again. Pure.
 
     told TRAIN ──▶ holds its device ──▶ in the lead's gang ──▶ not in it ──▶ settled ──▶ told something else
     (a member)     RoleTaken             the lead's lease,      its lease,    no step that began with it is in progress
                                          from its next step on  likewise
 
 Release before grant: the lead, which rolls out until then, is told TRAIN when every member holds its device, or had its time.
-Afterwards members come and go while steps are taken, each at the end of one: a lease says with whom *the next* step is taken.
-So does one that people send away: it is in nobody's gang any more, and stays where it is until the step is taken.
+Afterwards members come and go while steps are taken, each at the end of one: a lease names the nodes of *the next* step.
+A member that people send away is in no gang any more, and stays where it is until the step is taken.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from seamlessflow.contracts import Role, Service
 from .base import ROLLOUT, TRAIN, Assignment, Demand, Node, member, train
 
 RELEASE_SECONDS = 10.0
-"""Who was told to let go of a device, or to take one, and has not said so for this long (and for three times as long as
-that took others) is no longer waited for."""
+"""How long a node may take to release or take its device, and at least three times the measured time, before it is no longer
+waited for."""
 SLOW = 3.0
 MOST_NAMED = 5
 TRAINER, WORKER = Service.TRAINER.value, Service.ROLLOUT_WORKER.value
 
 
 def choose_members(fleet: Sequence[Node], demand: Demand, now: float, lead: Node, num_nodes: int) -> list[Node]:
-    """With whom the lead takes its steps: who is with it already, then who can do nothing else, then by name."""
+    """Members of the lead's next step: present members first, then nodes that can only train, then by name."""
 
     def rank(node: Node) -> tuple[bool, bool, bool, bool, str]:
         waits_in_vain = node.is_stuck or is_overdue(node, demand, now)
@@ -36,7 +36,7 @@ def choose_members(fleet: Sequence[Node], demand: Demand, now: float, lead: Node
     return sorted(able, key=rank)[: max(0, min(num_nodes, demand.train_nodes) - 1)]
 
 
-def steered(
+def gang_assignments(
     fleet: Sequence[Node],
     demand: Demand,
     now: float,
@@ -47,9 +47,9 @@ def steered(
     *,
     hands_back: bool = True,
 ) -> list[Assignment]:
-    """What brings the gang to these nodes. ``otherwise``: what a node does that is not (or not yet, or no longer) in it.
+    """Assignments that bring the gang to these nodes. ``otherwise``: for a node that is not (or not yet, or no longer) in it.
 
-    hands_back: whether generations of its nodes go on elsewhere, where somebody rolls out meanwhile.
+    hands_back: whether generations of its nodes go on elsewhere, where another node rolls out meanwhile.
     """
     wanted = {node.name for node in members}
     arrived = [node.name for node in members if is_in_place(node, demand)]
@@ -73,7 +73,7 @@ def steered(
 
 
 def is_told(node: Node, demand: Demand) -> bool:
-    """Whether its lease says that it trains for the run, alone, as the lead or as a member."""
+    """Whether its lease has it train for the run, alone, as the lead or as a member."""
     return node.lease is not None and node.lease.run == demand.run and node.lease.role is Role.TRAIN
 
 

@@ -2,7 +2,7 @@
 and back would cost more; nodes that only roll out never switch.
 
 Nothing is waited for: generations of a node that is called back are handed back and go on elsewhere with their tokens. On a
-single machine they stay frozen in the engine during a step, since nobody else could go on with them.
+single machine they stay frozen in the engine during a step, since no other node could go on with them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import replace
 from seamlessflow.contracts import Role
 
 from .base import ROLLOUT, TRAIN, Assignment, Demand, Node, member, rollout, train, trainer_of
-from .gang import choose_members, steered
-from .lending import Verdict, judged
+from .gang import choose_members, gang_assignments
+from .lending import LendingDecision, lending_decision
 
 
 def next_assignments(fleet: Sequence[Node], demand: Demand, now: float) -> list[Assignment]:
@@ -29,9 +29,9 @@ def lent(
     fleet: Sequence[Node], demand: Demand, now: float, lead: Node, members: Sequence[Node], sized: str = ""
 ) -> list[Assignment]:
     """A gang that is lent to rollout between its steps. ``sized``: why it has this size."""
-    verdict = judged(fleet, demand, now, [lead, *members])
+    verdict = lending_decision(fleet, demand, now, [lead, *members])
     if verdict.trains and not lead.can(TRAIN):
-        verdict = Verdict(False, "a batch is ready, but its trainer process is away")
+        verdict = LendingDecision(False, "a batch is ready, but its trainer process is away")
     able = {lead.name, *(node.name for node in members)}
 
     def otherwise(node: Node) -> Assignment:
@@ -42,15 +42,15 @@ def lent(
         if node.name not in able:
             return rollout(node, demand, "it rolls out for the run")
         reason = f"{verdict.reason}; it rolls out until the others of its gang have their devices"
-        said = rollout(node, demand, reason if verdict.trains else verdict.reason, trainer=node is lead)
-        return replace(said, lent=said.role is Role.ROLLOUT)
+        assigned = rollout(node, demand, reason if verdict.trains else verdict.reason, trainer=node is lead)
+        return replace(assigned, lent=assigned.role is Role.ROLLOUT)
 
     if not verdict.trains and not (lead.can(TRAIN) and not lead.has(ROLLOUT)):
         return [otherwise(node) for node in fleet]
-    if not verdict.trains:  # who can only train stays where it is
+    if not verdict.trains:  # a node that can only train stays where it is
         stay = [node for node in members if not node.has(ROLLOUT)]
-        return steered(fleet, demand, now, lead, stay, "it can only train", otherwise)
+        return gang_assignments(fleet, demand, now, lead, stay, "it can only train", otherwise)
     others = any(node.can(ROLLOUT) and node.name not in able for node in fleet)
     held = "other nodes go on with its generations" if others else "its generations stay frozen meanwhile"
     reason = "; ".join(each for each in (verdict.reason, sized, held) if each)
-    return steered(fleet, demand, now, lead, members, reason, otherwise)
+    return gang_assignments(fleet, demand, now, lead, members, reason, otherwise)

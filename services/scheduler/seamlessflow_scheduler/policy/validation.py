@@ -1,4 +1,4 @@
-"""One's own policy is held to what every policy promises; where it does not keep it, the fleet stays as it is. Pure."""
+"""Checks the assignments of a policy against the rules of ``base``; if they break one, the fleet stays as it is. Pure."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from seamlessflow.contracts import Role
 from .base import ROLLOUT, TRAIN, Assignment, Demand, Node, Policy, rollout
 
 
-def given_out(policy: Policy, fleet: Sequence[Node], demand: Demand, now: float) -> tuple[list[Assignment], str | None]:
-    """What a policy says, and what is wrong with it; then everybody goes on with what stands."""
+def checked_assignments(
+    policy: Policy, fleet: Sequence[Node], demand: Demand, now: float
+) -> tuple[list[Assignment], str | None]:
+    """The assignments of a policy, and its failure, if any; then the nodes keep their leases."""
     try:
-        said = list(policy(fleet, demand, now))
-        wrong = broken_promise(said, fleet, demand)
-    except Exception as raised:  # not our code: whatever it does must not end the scheduler
-        said, wrong = [], f"{type(raised).__name__}: {raised}"
+        assigned = list(policy(fleet, demand, now))
+        wrong = broken_promise(assigned, fleet, demand)
+    except Exception as raised:  # code of a user: no error of it may end the scheduler
+        assigned, wrong = [], f"{type(raised).__name__}: {raised}"
     if wrong is None:
-        return said, None
-    words = f"policy {demand.policy} failed, so roles stay as they are: {wrong}"
+        return assigned, None
+    reason = f"policy {demand.policy} failed, so roles stay as they are: {wrong}"
     names = {node.name for node in fleet}
-    return [_as_before(node, demand, words, names) for node in fleet], words
+    return [_as_before(node, demand, reason, names) for node in fleet], reason
 
 
-def broken_promise(said: Sequence[Assignment], fleet: Sequence[Node], demand: Demand) -> str | None:
-    """What of ``base`` these assignments break, in words; None: nothing."""
+def broken_promise(assigned: Sequence[Assignment], fleet: Sequence[Node], demand: Demand) -> str | None:
+    """The rule of ``base`` that these assignments break, as text; None: none."""
     nodes = {node.name: node for node in fleet}
-    counted = Counter(each.node for each in said)
+    counted = Counter(each.node for each in assigned)
     if counted != Counter(list(nodes)):
         odd = sorted(set(counted) ^ set(nodes)) or [name for name, count in counted.items() if count > 1]
         return f"expected one assignment for each node, got none, several or an unknown node for {', '.join(odd)}"
-    leads = [each for each in said if each.trainer]
+    leads = [each for each in assigned if each.trainer]
     if len(leads) > 1:
         return f"one node has the run's trainer, got {', '.join(each.node for each in leads)}"
-    for each in said:
+    for each in assigned:
         node = nodes[each.node]
         if each.run != demand.run or not each.reason:
             return f"{each.node}: expected run {demand.run} and a reason"
@@ -52,20 +54,20 @@ def broken_promise(said: Sequence[Assignment], fleet: Sequence[Node], demand: De
     return None
 
 
-def _as_before(node: Node, demand: Demand, words: str, names: Collection[str]) -> Assignment:
-    """``names``: of the nodes that the run has now. Who leads others that are gone leads them no more."""
+def _as_before(node: Node, demand: Demand, reason: str, names: Collection[str]) -> Assignment:
+    """``names``: of the nodes that the run has now. A lead drops members that are gone."""
     lease = node.lease
     if lease is None or lease.run != demand.run:
-        return rollout(node, demand, words)
-    stands = as_it_stands(node, demand, words)
+        return rollout(node, demand, reason)
+    stands = as_it_stands(node, demand, reason)
     gang = tuple(name for name in lease.gang if name in names) if lease.trainer else lease.gang
     return replace(stands, gang=gang if len(gang) > 1 else ())
 
 
-def as_it_stands(node: Node, demand: Demand, words: str) -> Assignment:
-    """What a node does now; it must have a lease of the run."""
+def as_it_stands(node: Node, demand: Demand, reason: str) -> Assignment:
+    """The assignment that repeats a node's lease, which must be of the run."""
     lease = node.lease
     assert lease is not None
     return Assignment(
-        node.name, demand.run, lease.role, words, lease.tags, lease.trainer, lease.gang, lease.hand_back, lease.lent
+        node.name, demand.run, lease.role, reason, lease.tags, lease.trainer, lease.gang, lease.hand_back, lease.lent
     )
