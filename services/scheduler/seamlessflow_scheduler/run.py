@@ -41,7 +41,7 @@ from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.contracts.subjects import message_id_of, subject_filter, subject_filters
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
-from seamlessflow.runtime import CommitClaim, Context, Settling, publish_rest
+from seamlessflow.runtime import CommitClaim, Context, GcControl, publish_rest
 
 from .admission.decisions import Observation, closes, decide, is_full
 from .admission.measurements import MEASURED, Measures
@@ -106,7 +106,7 @@ class Conductor:
         self._claim = CommitClaim(context.bus, context.journal, run, by)
         self._may_close = False
         """Our claim is the newest, and the picture is as of it."""
-        self._turn, self._settling = Turn(), Settling()
+        self._turn, self._settling = Turn(), GcControl()
         self._voice: Voice | None = None
         self._opening = ""
         """The episode of which we say that it is opened; its echo may come before the server's answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from seamlessflow.contracts import Service, TrainerStarted, TrainingEnded
-from seamlessflow.runtime import CommitClaim, Context, failure_words, read_commits, stop_run
+from seamlessflow.runtime import CommitClaim, Context, failure_reason, read_commits, stop_run
 from seamlessflow.weights.reader_leases import read_head
 
 log = structlog.get_logger()
@@ -42,7 +42,7 @@ async def cannot_begin(context: Context, claim: CommitClaim, run: str, reason: s
     step = 0 if newest is None else newest.step
     head = await read_head(context.bus, run)
     version = 0 if head is None else head.weights_version
-    failure = failure_words(Service.TRAINER, reason)
+    failure = failure_reason(Service.TRAINER, reason)
     ended = TrainingEnded(run=run, step=step, weights_version=version, failure=failure, nonce=claim.nonce)
     await claim.append(ended)
     log.info("training.ended", run=run, step=step, weights_version=version)

@@ -79,7 +79,7 @@ class Admin:
         """The server's answer, an error included unless it is one that passes."""
         patience, trouble = Patience(), Patience()
         while True:
-            said = "no answer"
+            reason = "no answer"
             try:
                 answer = await self._wire.request(
                     f"$JS.API.{endpoint}", json.dumps(body).encode(), timeout_seconds=_CALL_SECONDS
@@ -88,11 +88,13 @@ class Admin:
                     parsed: dict[str, Any] = json.loads(answer.payload)
                     if not _passes(parsed):
                         return parsed
-                    said = parsed["error"]["description"]
+                    reason = parsed["error"]["description"]
             except TimeoutError:
                 pass  # busy, restarting, or not permitted: a violation looks the same from here
             if trouble.seconds > self._patience_seconds:
-                raise Unavailable(f"{endpoint}: {said} for {self._patience_seconds:g} s. Is JetStream on, and may we ask this?")
+                raise Unavailable(
+                    f"{endpoint}: {reason} for {self._patience_seconds:g} s. Is JetStream on, and may we ask this?"
+                )
             await patience.pause()
 
 
@@ -157,9 +159,9 @@ def _require(answer: dict[str, Any], whose: str) -> dict[str, Any]:
     code = _error_code(answer)
     if code is None:
         return answer
-    said = answer["error"]["description"]
+    reason = answer["error"]["description"]
     if code in _DIFFERENT:
-        raise ConfigError(f"{whose} exists with another configuration ({said}); nothing was changed. Use a new name.")
+        raise ConfigError(f"{whose} exists with another configuration ({reason}); nothing was changed. Use a new name.")
     if answer["error"]["code"] == 404:
-        raise Unavailable(f"{whose}: {said}")
-    raise ConfigError(f"{whose}: {said}")
+        raise Unavailable(f"{whose}: {reason}")
+    raise ConfigError(f"{whose}: {reason}")

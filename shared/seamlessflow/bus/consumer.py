@@ -27,8 +27,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import structlog
+from typing_extensions import override
 
-from .base import Delivery, Handler
+from .base import Delivery, Handler, Subscription
 from .connection import Incoming, Wire
 
 # One message handed to us by a real consumer, and the four things that can be said about it.
@@ -39,7 +40,7 @@ from .connection import Incoming, Wire
 # travel with it (``Wire.send_soon``): it may reach the server a few milliseconds later.
 
 
-class JetStreamDelivery:
+class JetStreamDelivery(Delivery):
     def __init__(self, wire: Wire, incoming: Incoming) -> None:
         self._wire = wire
         self._incoming = incoming
@@ -47,37 +48,46 @@ class JetStreamDelivery:
         """True once ack, nak or term was said; nothing is sent after that."""
 
     @property
+    @override
     def subject(self) -> str:
         return self._incoming.subject
 
     @property
+    @override
     def payload(self) -> bytes:
         return self._incoming.payload
 
     @property
+    @override
     def headers(self) -> Mapping[str, str]:
         return self._incoming.headers
 
     @property
+    @override
     def num_delivered(self) -> int:
         return int(self._field(0))
 
     @property
+    @override
     def seq(self) -> int:
         return int(self._field(1))
 
+    @override
     async def ack(self) -> None:
         if not self.ended:
             self.ended = True
             await self._wire.send_soon(self._incoming.reply, b"+ACK")
 
+    @override
     async def nak(self, delay_seconds: float = 0.0) -> None:
         delay = b" " + json.dumps({"delay": int(delay_seconds * 1e9)}).encode() if delay_seconds > 0 else b""
         await self._end(b"-NAK" + delay)
 
+    @override
     async def term(self, reason: str) -> None:
         await self._end(f"+TERM {reason}".encode())
 
+    @override
     async def in_progress(self) -> None:
         if not self.ended:
             await self._reply(b"+WPI")
@@ -109,7 +119,7 @@ PRIORITY_GROUP = "g"
 _LOOK_SECONDS = 0.25
 
 
-class StandingPull:
+class StandingPull(Subscription):
     """See the module. ``priority`` None for a consumer without a priority group; 0 is served before 1.
 
     ``on_left``: told when nothing is held any more.
@@ -149,11 +159,13 @@ class StandingPull:
         self._loops = [asyncio.create_task(self._ask_when_woken()), asyncio.create_task(self._watch())]
         self._wake.set()
 
+    @override
     def set_credit(self, credit: int) -> None:
         if credit != self._credit:  # a pull among many is told its share at every delivery of any of them
             self._credit = credit
             self._wake.set()
 
+    @override
     async def leave(self) -> None:
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._leave())
@@ -208,7 +220,7 @@ class StandingPull:
             return
         if incoming.status != 408:
             self._silent_until = self._now() + RETRY_SECONDS
-            self._say_once(f"{incoming.status} {incoming.description.strip()}")
+            self._log_once(f"{incoming.status} {incoming.description.strip()}")
         self._give_back(int(incoming.headers.get("Nats-Pending-Messages", batch)))
         self._wake.set()
 
@@ -251,7 +263,7 @@ class StandingPull:
         self._silent_until = 0.0
         self._give_back(self._open)
 
-    def _say_once(self, trouble: str) -> None:
+    def _log_once(self, trouble: str) -> None:
         if trouble != self._last_trouble:
             self._last_trouble = trouble
             log.warning("bus.pull_refused", trouble=trouble, **self._where)
@@ -266,9 +278,9 @@ class StandingPull:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._stop_listening()
         self.abandon()
-        self._handler = _nobody  # it goes with all that it refers to, whoever still has the subscription
+        self._handler = _ignore  # it goes with all that it refers to, whoever still has the subscription
         self._on_left(self)
 
 
-async def _nobody(delivery: Delivery) -> None:
+async def _ignore(delivery: Delivery) -> None:
     await delivery.nak()

@@ -231,12 +231,12 @@ class EmbeddedServer:
         deadline = time.monotonic() + READY_SECONDS
         while not _answers(self.port):
             if not self.running:
-                raise Unavailable(f"nats-server ended at once; its last words: {self._last_words()}")
+                raise Unavailable(f"nats-server ended at once; its last words: {self._log_tail()}")
             if time.monotonic() > deadline:
                 raise Unavailable(f"nats-server did not listen on port {self.port} within {READY_SECONDS:g} s")
             time.sleep(0.01)
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return lines[-1] if lines else "none"
 

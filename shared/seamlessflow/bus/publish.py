@@ -27,7 +27,7 @@ ACKNOWLEDGEMENT_SECONDS = 2.0
 
 _WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 _WORTH_REPEATING = frozenset({10158})  # the same id is being stored at this moment
-_SAY_EVERY_SECONDS = 10.0
+_LOG_EVERY_SECONDS = 10.0
 
 
 class Publisher:
@@ -40,7 +40,7 @@ class Publisher:
         """See ``Bus.publish``."""
         headers = headers_of(message)
         check_size(message, headers)
-        patience, unheard, said = Patience(), Patience(), Patience()
+        patience, unheard, last_log = Patience(), Patience(), Patience()
         while True:
             reconnects = self._wire.reconnects
             answer = await self._try(message, headers)
@@ -58,8 +58,8 @@ class Publisher:
                     f"no stream has listened on {message.subject} for {self._patience_seconds:g} s; "
                     f"{message.message_id} is not stored. Was the run's journal created?"
                 )
-            if said.seconds > _SAY_EVERY_SECONDS:
-                said.forget()
+            if last_log.seconds > _LOG_EVERY_SECONDS:
+                last_log.forget()
                 log.warning("bus.publish_waits", subject=message.subject, message_id=message.message_id)
             await patience.pause()
 
@@ -86,7 +86,7 @@ class Publisher:
             return None
         raise BadInput(f"{message.message_id} on {message.subject} was refused: {refusal['description']}")
 
-    async def _ours_or_mismatch(self, message: Message, stream: str, said: str) -> Stored:
+    async def _ours_or_mismatch(self, message: Message, stream: str, refusal: str) -> Stored:
         """A refused append may be our own, stored before its acknowledgement got lost.
 
         Had it been stored, it would be the first message of the compared subject after the expected sequence, whoever
@@ -100,5 +100,5 @@ class Publisher:
         first = f"{rival.message_id or 'a message'} (sequence {rival.seq})" if rival else "nothing that is still stored"
         raise SequenceMismatch(
             f"{message.message_id} expected {expected} to be the last sequence of {compared}, but {first} came after "
-            f"it ({said}); nothing was stored"
+            f"it ({refusal}); nothing was stored"
         )

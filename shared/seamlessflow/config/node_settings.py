@@ -78,10 +78,10 @@ def found(device: str = "auto") -> Hardware:
 _FIRST = (Service.ROLLOUT_WORKER.value, Service.TRAINER.value)
 
 
-def hardware_of(said: Mapping[str, Hardware]) -> Hardware | None:
+def hardware_of(reports: Mapping[str, Hardware]) -> Hardware | None:
     """Each fact from the first process that knows it. ``said``: by service. None: nobody said anything."""
-    if not said:
+    if not reports:
         return None
-    services = sorted(said, key=lambda service: (_FIRST.index(service) if service in _FIRST else len(_FIRST), service))
-    facts = [said[service].model_dump() for service in services]
+    services = sorted(reports, key=lambda service: (_FIRST.index(service) if service in _FIRST else len(_FIRST), service))
+    facts = [reports[service].model_dump() for service in services]
     return Hardware.model_validate({name: next((f[name] for f in facts if f[name]), facts[0][name]) for name in facts[0]})

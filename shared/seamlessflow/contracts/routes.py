@@ -37,7 +37,7 @@ class Route:
 
     event: type[Event]
     subject: str
-    said_by: tuple[Service, ...]
+    published_by: tuple[Service, ...]
     message_id: str
     """Template of the de-duplication id; together with the run it names one fact."""
     once: str | None = None
@@ -54,9 +54,9 @@ class Route:
         return CONTROL_STREAM if self.subject.startswith(CONTROL_SUBJECTS.removesuffix(">")) else JOURNAL
 
 
-def _once(event: type[Event], subject: str, said_by: tuple[Service, ...], message_id: str, *, over: str = "") -> Route:
+def _once(event: type[Event], subject: str, published_by: tuple[Service, ...], message_id: str, *, over: str = "") -> Route:
     """A row for what may exist only once: over its own subject, or over a wider one."""
-    return Route(event, subject, said_by, message_id, once=over or subject)
+    return Route(event, subject, published_by, message_id, once=over or subject)
 
 
 _SEGMENT = "sf.{run}.ev.segment.{shard}.{episode}.{generation}"
@@ -67,10 +67,10 @@ whose an event is can be told without its payload, which may rest in the store."
 
 
 def _under_claim(
-    event: type[Event], subject: str, said_by: tuple[Service, ...], message_id: str, *, formerly: str | None = None
+    event: type[Event], subject: str, published_by: tuple[Service, ...], message_id: str, *, formerly: str | None = None
 ) -> Route:
     """A row for what only the newest claim may publish."""
-    return Route(event, subject, said_by, message_id, claimed=_COMMITS, formerly=formerly)
+    return Route(event, subject, published_by, message_id, claimed=_COMMITS, formerly=formerly)
 
 
 ROUTES: tuple[Route, ...] = (

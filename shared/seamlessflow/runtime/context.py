@@ -19,7 +19,7 @@ from seamlessflow.contracts.subjects import inbox_prefix
 from seamlessflow.errors import BusClosed
 from seamlessflow.redaction import without_password
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.timeouts import Limits
+from seamlessflow.store.timeouts import StoreTimeouts
 from seamlessflow.telemetry import configure_logging, serve_metrics
 
 from .event_handlers import EventHandlers
@@ -64,7 +64,7 @@ class Context:
 
 def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities: tuple[str, ...], slots: int = 0) -> Context:
     """Surroundings over a given bus; tests pass a MemoryBus."""
-    store = Store(settings.store_url, Limits(settings.store_call_seconds))
+    store = Store(settings.store_url, StoreTimeouts(settings.store_call_seconds))
     journal = Journal(bus, store)
     status = NodeStatus(
         node=settings.node,

@@ -75,11 +75,11 @@ class EventHandlers:
             self._pings = asyncio.create_task(self._keep_alive())
         try:
             if turn is None:
-                said = await self._judge(delivery, table, on_return)
+                events = await self._judge(delivery, table, on_return)
             else:
                 async with turn:  # FIFO: the order of delivery
-                    said = await self._judge(delivery, table, on_return)
-            await self._journal.publish_all(said)
+                    events = await self._judge(delivery, table, on_return)
+            await self._journal.publish_all(events)
             await delivery.ack()
             self._failures.pop((stream, delivery.seq), None)
         except BadInput as wrong:
@@ -110,9 +110,9 @@ class EventHandlers:
         if on_return is not None and delivery.num_delivered > 1:
             await on_return(event)
         handler = table.get(type(event))
-        said = [] if handler is None else list(await handler(event))
+        events = [] if handler is None else list(await handler(event))
         count("events_handled", type(event).__name__)
-        return said
+        return events
 
     async def open(self, delivery: Delivery) -> Event:
         """The event of a delivery. Raises MalformedMessage."""

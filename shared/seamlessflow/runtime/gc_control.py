@@ -15,7 +15,7 @@ EVERY_EVENTS = 2000
 """Objects of so many events are walked in about a millisecond."""
 
 
-class Settling:
+class GcControl:
     """Counts events. The first one settles too: what was there before is the fold of a journal."""
 
     def __init__(self, every_events: int = EVERY_EVENTS) -> None:

@@ -35,8 +35,8 @@ async def read_records(bus: Bus, bucket: str, kind: type[R], unreadable: Unreada
             found[entry.key] = unpack_record(kind, entry.value)
         except MalformedMessage as wrong:
             if unreadable is not None:
-                said = " ".join(str(wrong).split())[:MOST_CHARACTERS]
-                unreadable.setdefault(node, []).append(f"{service or _WORDS[bucket]} unreadable: {said}")
+                reason = " ".join(str(wrong).split())[:MOST_CHARACTERS]
+                unreadable.setdefault(node, []).append(f"{service or _WORDS[bucket]} unreadable: {reason}")
     return found
 
 

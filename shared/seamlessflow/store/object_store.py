@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from seamlessflow.errors import Unavailable
 
-from .timeouts import Calls, Limits
+from .timeouts import StoreCalls, StoreTimeouts
 
 # Files of a store that is a folder on this machine: a second name for one, and no writing into any. Plain system calls.
 #
@@ -66,10 +66,10 @@ MOST_READ_BYTES = 16 << 20
 class ObjectStore:
     """A folder of an object store. Calls block the calling thread, each for a limited time (``limits``)."""
 
-    def __init__(self, url: str, limits: Limits | None = None) -> None:
+    def __init__(self, url: str, limits: StoreTimeouts | None = None) -> None:
         self.url = url.rstrip("/")
         self.fs, self.root = fsspec.core.url_to_fs(self.url)
-        self._limits, self._calls = limits or Limits(), Calls()
+        self._limits, self._calls = limits or StoreTimeouts(), StoreCalls()
 
     def path(self, *parts: str) -> str:
         """Full path inside the filesystem."""

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StoreTimeouts:
     """How long a call may take."""
 
     call_seconds: float = 30.0
@@ -47,7 +47,7 @@ class Limits:
         return self.call_seconds + num_bytes / self.bytes_per_second
 
 
-class Calls:
+class StoreCalls:
     """Makes calls to one store, from any thread."""
 
     def __init__(self, most_at_once: int = MOST_AT_ONCE) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from seamlessflow.contracts import Role, RoleAssigned, RoleReleased, RoleTaken, Service
 
-from .spans import Kind
+from .spans import SpanKind
 
 WORKER, TRAINER = Service.ROLLOUT_WORKER.value, Service.TRAINER.value
 _HOLDER = {Role.ROLLOUT: WORKER, Role.TRAIN: TRAINER}
@@ -24,13 +24,13 @@ _ROLE = {service: role for role, service in _HOLDER.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RoleSpan:
     """``holder``: the service that has the device. Without one, ``kind`` says what that time is."""
 
     start: float
     end: float
     holder: str = ""
-    kind: Kind = Kind.IDLE
+    kind: SpanKind = SpanKind.IDLE
     reason: str = ""
     epoch: int | None = None
     gang: tuple[str, ...] = ()
@@ -80,30 +80,30 @@ class NodeRoles:
         """Whether it was ever to roll out or to train; agent-runners and trajectory-managers are not."""
         return any(_wanted(epoch) for epoch in self._epochs.values())
 
-    def stretches(self, start: float, end: float) -> list[Stretch]:
+    def stretches(self, start: float, end: float) -> list[RoleSpan]:
         """From ``start`` to ``end`` without gaps, in order; before its first lease it is AWAY."""
-        return [stretch for stretch in self._stretches(start, end) if stretch.end > stretch.start]
+        return [role_span for role_span in self._stretches(start, end) if role_span.end > role_span.start]
 
-    def _stretches(self, start: float, end: float) -> Iterator[Stretch]:
+    def _stretches(self, start: float, end: float) -> Iterator[RoleSpan]:
         numbers = sorted(self._epochs)
         begins = [min(max(self._epochs[number].begins, start), end) for number in numbers]
         for place in range(1, len(begins)):
             begins[place] = max(begins[place], begins[place - 1])
-        yield Stretch(start, begins[0] if begins else end, kind=Kind.AWAY, reason="not of the run yet")
+        yield RoleSpan(start, begins[0] if begins else end, kind=SpanKind.AWAY, reason="not of the run yet")
         holder, has_held = "", False
         for place, number in enumerate(numbers):
             since, until = begins[place], begins[place + 1] if place + 1 < len(begins) else end
             epoch = self._epochs[number]
             wanted = _wanted(epoch)
             change = self._change(epoch, holder, wanted, since, until)
-            waiting = Kind.HAND_OVER if has_held else Kind.LOAD
-            yield Stretch(since, change, kind=waiting, reason=epoch.reason, epoch=number)
+            waiting = SpanKind.HAND_OVER if has_held else SpanKind.LOAD
+            yield RoleSpan(since, change, kind=waiting, reason=epoch.reason, epoch=number)
             is_silent = epoch.left and bool(holder) and holder not in epoch.released
             if change < until or wanted == holder:
                 holder = wanted
                 has_held = has_held or bool(holder)
-            kind = Kind.AWAY if epoch.left else Kind.FROZEN if epoch.num_frozen else Kind.IDLE
-            yield Stretch(change, until, holder, kind, _reason(epoch, holder), number, epoch.gang, is_silent)
+            kind = SpanKind.AWAY if epoch.left else SpanKind.FROZEN if epoch.num_frozen else SpanKind.IDLE
+            yield RoleSpan(change, until, holder, kind, _reason(epoch, holder), number, epoch.gang, is_silent)
 
     @staticmethod
     def _change(epoch: _Epoch, holder: str, wanted: str, since: float, until: float) -> float:

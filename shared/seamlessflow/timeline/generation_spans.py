@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .binning import Level, Sums
-from .device_holders import WORKER, Stretch
-from .spans import Kind, Series
+from .device_holders import WORKER, RoleSpan
+from .spans import Series, SpanKind
 
 Key = tuple[str, str]
 """Episode, generation."""
@@ -48,7 +48,7 @@ class Worker:
         self.last, self.lost = max(self.last, time), False
 
 
-class Sampling:
+class GenerationsFold:
     """Fed with events of generations in the order of the journal."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Sampling:
         worker.held.add(key)
         self.in_flight.change(time, 1)
 
-    def said(self, key: Key, time: float, *, is_end: bool) -> None:
+    def reported(self, key: Key, time: float, *, is_end: bool) -> None:
         """A segment or an end, by whoever holds it."""
         if (worker := self._holder.get(key)) is not None:
             worker.sign(time)
@@ -142,7 +142,7 @@ SILENT_SECONDS = 10.0
 """A worker says what it samples once a second; with generations and without a word for so long, it may be dead."""
 
 
-def deaths(workers: list[Worker], stretches: list[Stretch], end: float) -> Iterator[Stretch]:
+def deaths(workers: list[Worker], stretches: list[RoleSpan], end: float) -> Iterator[RoleSpan]:
     """From a worker's last sign: to the first one of the process in its place, to the lease that gave it up, or to the end.
 
     What comes first counts where they overlap.
@@ -150,15 +150,15 @@ def deaths(workers: list[Worker], stretches: list[Stretch], end: float) -> Itera
     for former, later in pairwise(workers):
         if later.first > former.last:
             why = "its rollout-worker died, and another took its place"
-            yield Stretch(former.last, later.first, WORKER, Kind.AWAY, why)
-    for stretch in stretches:
-        if stretch.is_silent and (signs := [worker.last for worker in workers if worker.last <= stretch.start]):
-            yield Stretch(max(signs), stretch.start, WORKER, Kind.AWAY, "no sign of its rollout-worker any more")
+            yield RoleSpan(former.last, later.first, WORKER, SpanKind.AWAY, why)
+    for role_span in stretches:
+        if role_span.is_silent and (signs := [worker.last for worker in workers if worker.last <= role_span.start]):
+            yield RoleSpan(max(signs), role_span.start, WORKER, SpanKind.AWAY, "no sign of its rollout-worker any more")
     if workers and workers[-1].lost:
         why = "no sign of its rollout-worker any more: others went on with its generations"
-        yield Stretch(workers[-1].last, end, WORKER, Kind.AWAY, why)
+        yield RoleSpan(workers[-1].last, end, WORKER, SpanKind.AWAY, why)
     elif workers and workers[-1].held and end - workers[-1].last > SILENT_SECONDS:
-        yield Stretch(workers[-1].last, end, WORKER, Kind.HELD, "its rollout-worker has generations and says nothing")
+        yield RoleSpan(workers[-1].last, end, WORKER, SpanKind.HELD, "its rollout-worker has generations and says nothing")
 
 
 def in_flight(workers: list[Worker]) -> Series | None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import ceil, floor
 
 
-class Kind(StrEnum):
+class SpanKind(StrEnum):
     """What a node's device did."""
 
     ROLLOUT = "rollout"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
     """Not of the run, or without a living process."""
 
 
-BUSY = (Kind.ROLLOUT, Kind.TRAIN)
+BUSY = (SpanKind.ROLLOUT, SpanKind.TRAIN)
 """What devices are for."""
 
 
@@ -45,7 +45,7 @@ class Span:
     """What one node did from ``start`` to ``end``, in seconds. Spans of a node never overlap."""
 
     node: str
-    kind: Kind
+    kind: SpanKind
     start: float
     end: float
     reason: str = ""
@@ -71,7 +71,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainStep:
     """One optimiser step that was taken."""
 
     step: int
@@ -84,14 +84,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Timeline:
     """Everything a picture shows. All but the spans may be missing; what is missing is left out of it."""
 
     title: str
     start: float
     end: float
     spans: Sequence[Span]
-    steps: Sequence[Step] = ()
+    steps: Sequence[TrainStep] = ()
     """In order of time."""
     queued: Series | None = None
     """Generations that were asked for and that no worker had."""
@@ -115,7 +115,7 @@ class Lanes:
         """Every node with a span, by name."""
         return sorted({span.node for span in self.spans})
 
-    def part(self, since: float | None, until: float | None) -> Lanes:
+    def part(self, since: float | None, until: float | None) -> Timeline:
         """What was between two moments, in seconds from ``origin``; None: from its beginning, to its end.
 
         Figures of a part are of all of it. Nothing is left of the spans when there is nothing between the two.

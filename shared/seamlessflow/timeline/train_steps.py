@@ -14,16 +14,16 @@ from seamlessflow.contracts import BatchReady, SamplesReady, StepTaken
 from seamlessflow.errors import BadInput
 from seamlessflow.weights.staleness import VersionSteps
 
-from .spans import Step
+from .spans import TrainStep
 
 Interval = tuple[float, float]
 
 
-class Steps:
+class TrainStepsFold:
     """A fold of the trainer's events, and of the samples where those leave ages out."""
 
     def __init__(self) -> None:
-        self.taken: list[Step] = []
+        self.taken: list[TrainStep] = []
         self.versions: list[tuple[float, int]] = []
         self._intervals: list[Interval] = []
         self._ready: tuple[int, int, float] | None = None
@@ -68,7 +68,7 @@ class Steps:
         mean, oldest = event.metrics.get("staleness_mean"), event.metrics.get("staleness_max")
         if mean is None or oldest is None:
             mean, oldest = self._ages(event)
-        self.taken.append(Step(event.step, time, mean, oldest, event.weights_version))
+        self.taken.append(TrainStep(event.step, time, mean, oldest, event.weights_version))
 
     def in_progress(self, end: float) -> list[Interval]:
         """When a step was, in order; one that goes on lasts until ``end``."""

@@ -12,8 +12,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
+from typing_extensions import override
 
 from seamlessflow.bus.base import (
+    Bus,
     ConsumerSpec,
     Handler,
     KeyValue,
@@ -155,7 +157,7 @@ class MemoryServer:
 FAILED_HANDLER_DELAY_SECONDS = 1.0
 
 
-class MemoryBus:
+class MemoryBus(Bus):
     def __init__(self, server: MemoryServer | None = None) -> None:
         self._shared = server or MemoryServer()
         self._closed = False
@@ -163,14 +165,17 @@ class MemoryBus:
         self._hint_stops: list[Callable[[], Awaitable[None]]] = []
 
     @property
+    @override
     def connected(self) -> bool:
         return not self._closed
 
+    @override
     async def publish(self, message: Message) -> Stored:
         stored = self._server.publish(message)  # as on a real bus, it is on its way before others get their turn
         await asyncio.sleep(0)
         return stored
 
+    @override
     async def consume(
         self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
     ) -> Subscription:
@@ -178,6 +183,7 @@ class MemoryBus:
         self._subscriptions.append(subscription)
         return subscription
 
+    @override
     async def read(
         self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False
     ) -> AsyncIterator[Record]:
@@ -192,42 +198,54 @@ class MemoryBus:
                 return
             await source.beyond(next_seq - 1)
 
+    @override
     async def last(self, stream: str, subject: str) -> Record | None:
         return self._server.log(stream).last(subject)
 
+    @override
     async def first(self, stream: str, subject: str) -> Record | None:
         return self._server.log(stream).first(subject)
 
+    @override
     async def kv(self, bucket: str) -> KeyValue:
         return self._server.buckets.setdefault(bucket, MemoryBucket(bucket))
 
+    @override
     async def ensure_stream(self, spec: StreamSpec) -> None:
         self._server.ensure_stream(spec)
 
+    @override
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         self._server.ensure_consumer(spec)
 
+    @override
     async def delete_stream(self, name: str) -> None:
         self._server.delete_stream(name)
 
+    @override
     async def stream_names(self) -> list[str]:
         return self._server.stream_names()
 
+    @override
     async def stream_bytes(self, name: str) -> int:
         return self._server.stream_bytes(name)
 
+    @override
     async def pending(self, stream: str, consumer: str) -> int:
         found = self._server.consumer(stream, consumer)
         if found is None:
             raise Unavailable(f"consumer {consumer} of {stream} does not exist")
         return found.pending
 
+    @override
     def inbox(self) -> str:
         return self._server.inbox()
 
+    @override
     async def hint(self, subject: str, payload: bytes) -> None:
         self._server.hint(subject, payload)
 
+    @override
     async def on_hint(self, subject: str, handler: HintHandler) -> Callable[[], Awaitable[None]]:
         stop = self._server.on_hint(subject, handler)
         self._hint_stops.append(stop)
@@ -237,6 +255,7 @@ class MemoryBus:
         """Go away as a killed process would: what was delivered comes again after ack_wait."""
         await self.close()
 
+    @override
     async def close(self) -> None:
         self._closed = True
         for subscription in self._subscriptions:
@@ -251,7 +270,7 @@ class MemoryBus:
         return self._shared
 
 
-class MemorySubscription:
+class MemorySubscription(Subscription):
     """A taker of deliveries (see memory_queue) that runs its handler on each, at most ``credit`` at a time."""
 
     def __init__(
@@ -274,10 +293,12 @@ class MemorySubscription:
         self._running.add(task)
         task.add_done_callback(self._on_handled)
 
+    @override
     def set_credit(self, credit: int) -> None:
         self._credit = credit
         self._server.dispatch(*self._where)
 
+    @override
     async def leave(self) -> None:
         self._server.part(*self._where, self)
         await asyncio.gather(*self._running, return_exceptions=True)

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from seamlessflow.bus.base import ConsumerSpec, Record, StreamSpec
+from typing_extensions import override
+
+from seamlessflow.bus.base import ConsumerSpec, Delivery, Record, StreamSpec
 from seamlessflow.contracts.subjects import matches, overlaps
 from seamlessflow.errors import ConfigError
 
@@ -119,7 +121,7 @@ class MemoryConsumer:
             clock.cancel()
 
 
-class MemoryDelivery:
+class MemoryDelivery(Delivery):
     def __init__(self, consumer: MemoryConsumer, record: Record, num_delivered: int) -> None:
         self._consumer = consumer
         self._record = record
@@ -127,36 +129,45 @@ class MemoryDelivery:
         self.ended = False
 
     @property
+    @override
     def subject(self) -> str:
         return self._record.subject
 
     @property
+    @override
     def payload(self) -> bytes:
         return self._record.payload
 
     @property
+    @override
     def headers(self) -> Mapping[str, str]:
         return self._record.headers
 
     @property
+    @override
     def num_delivered(self) -> int:
         return self._num_delivered
 
     @property
+    @override
     def seq(self) -> int:
         return self._record.seq
 
+    @override
     async def ack(self) -> None:
         self._remove()
 
+    @override
     async def term(self, reason: str) -> None:
         self._remove()
 
+    @override
     async def nak(self, delay_seconds: float = 0.0) -> None:
         if not self.ended:
             self.ended = True
             self._consumer.hand_back(self.seq, delay_seconds)
 
+    @override
     async def in_progress(self) -> None:
         if not self.ended and self._consumer.is_open(self.seq):
             self._consumer.restart_clock(self.seq)

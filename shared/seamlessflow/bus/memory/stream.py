@@ -8,7 +8,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from seamlessflow.bus.base import Entry, Message, Record, Stored, StreamSpec, checked_key, checked_ttl, headers_of
+from typing_extensions import override
+
+from seamlessflow.bus.base import Entry, KeyValue, Message, Record, Stored, StreamSpec, checked_key, checked_ttl, headers_of
 from seamlessflow.contracts.subjects import matches
 from seamlessflow.errors import SequenceMismatch
 
@@ -108,16 +110,18 @@ class _Value:
     ends_at: float
 
 
-class MemoryBucket:
+class MemoryBucket(KeyValue):
     def __init__(self, name: str) -> None:
         self._name = name
         self._values: dict[str, _Value] = {}
         self._revision = 0
 
+    @override
     async def get(self, key: str) -> Entry | None:
         value = self._values.get(checked_key(self._name, key))
         return value.entry if value is not None and value.ends_at > time.monotonic() else None
 
+    @override
     async def put(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
         ttl = checked_ttl(checked_key(self._name, key), ttl_seconds)
         self._revision += 1
@@ -125,15 +129,19 @@ class MemoryBucket:
         self._values[key] = _Value(Entry(key, value, self._revision), ends_at)
         return self._revision
 
+    @override
     async def create(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
         return await self._put_over(0, key, value, ttl_seconds)
 
+    @override
     async def update(self, key: str, value: bytes, revision: int, *, ttl_seconds: int | None = None) -> int:
         return await self._put_over(revision, key, value, ttl_seconds)
 
+    @override
     async def delete(self, key: str) -> None:
         self._values.pop(checked_key(self._name, key), None)
 
+    @override
     async def entries(self) -> list[Entry]:
         live = (value for value in self._values.values() if value.ends_at > time.monotonic())
         return [value.entry for value in sorted(live, key=lambda each: each.entry.revision)]

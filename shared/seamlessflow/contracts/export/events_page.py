@@ -85,7 +85,7 @@ def _section(module: str, routes: list[Route]) -> str:
                 f"[{route.event.__name__}](#{route.event.__name__.lower()})",
                 f"`{route.subject}`",
                 f"`{route.stream}`",
-                _services(route.said_by),
+                _services(route.published_by),
                 _services(consumers_of(route.event)) or "—",
                 _limit(route),
                 f"`{route.message_id}`",

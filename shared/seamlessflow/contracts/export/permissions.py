@@ -72,7 +72,7 @@ def permissions() -> dict[Service, Permissions]:
 
 
 def _of(service: Service) -> Permissions:
-    publish = [wildcards(r.subject, service=service.value) for r in ROUTES if service in r.said_by]
+    publish = [wildcards(r.subject, service=service.value) for r in ROUTES if service in r.published_by]
     publish += HINTS.get(service, ())
     publish += [f"$KV.{bucket}.>" for bucket in WRITABLE.get(service, (NODES_BUCKET,))]
     subscribe = [f"{inbox_prefix(service)}.>"]
