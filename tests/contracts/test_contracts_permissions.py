@@ -245,14 +245,14 @@ async def test_a_service_keeps_its_presence_reads_its_lease_and_hears_pokes(guar
 
 
 async def test_the_manager_reaches_the_inbox_of_a_gateway(guarded):
-    """The hint of an answer goes straight into the gateway's handlers."""
+    """The hint of an answer goes straight into the gateway's inbox."""
     runner, manager = await guarded.bus(Service.AGENT_RUNNER), await guarded.bus(Service.TRAJECTORY_MANAGER)
     heard: list[bytes] = []
 
     async def on_answer(payload: bytes) -> None:
         heard.append(payload)
 
-    reply = runner.handlers()
+    reply = runner.inbox()
     await runner.on_hint(reply, on_answer)
     async with asyncio.timeout(10):
         while not heard:

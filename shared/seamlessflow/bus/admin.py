@@ -18,7 +18,7 @@ from .connection import NO_RESPONDERS, Wire
 from .consumer import PRIORITY_GROUP
 
 MAX_CONSUMERS = 20_000
-"""Said explicitly: -1 means a hidden 1,000 in nats-server 2.15."""
+"""Set explicitly: -1 means a hidden 1,000 in nats-server 2.15."""
 
 MAX_WAITING_PULLS = 4096
 """Open pull requests per consumer; beyond it the server refuses pulls."""
@@ -41,6 +41,7 @@ class Admin:
         self._patience_seconds = patience_seconds
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Make a journal or queue unless it exists. Raises ConfigError, Unavailable."""
         await self.create_stream(spec.name, queue_config(spec) if spec.source else journal_config(spec))
 
     async def create_stream(self, name: str, config: dict[str, Any]) -> None:
@@ -48,16 +49,19 @@ class Admin:
         _require(await self._call(f"STREAM.CREATE.{name}", config), f"stream {name}")
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        """Make a durable consumer unless it exists. Raises ConfigError, Unavailable."""
         body = {"stream_name": spec.stream, "action": "create", "config": consumer_config(spec)}
         answer = await self._call(f"CONSUMER.CREATE.{spec.stream}.{spec.name}", body)
         _require(answer, f"consumer {spec.name} of {spec.stream}")
 
     async def delete_stream(self, name: str) -> None:
+        """Delete with all its consumers; idempotent."""
         answer = await self._call(f"STREAM.DELETE.{name}", {})
         if _error_code(answer) not in (None, _STREAM_MISSING):
             _require(answer, f"stream {name}")
 
     async def stream_names(self) -> list[str]:
+        """All streams of the account, read page by page."""
         names: list[str] = []
         while True:
             answer = await self._call("STREAM.NAMES", {"offset": len(names)})
@@ -126,6 +130,7 @@ def queue_config(spec: StreamSpec) -> dict[str, Any]:
 
 
 def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
+    """A durable pull consumer with explicit acknowledgement, as the JetStream API wants it."""
     group = {"priority_groups": [PRIORITY_GROUP], "priority_policy": "prioritized"} if spec.prioritized else {}
     return {
         "name": spec.name,

@@ -32,20 +32,22 @@ from typing_extensions import override
 from .base import Delivery, Handler, Subscription
 from .connection import Incoming, Wire
 
-# One message handed to us by a real consumer, and the four things that can be said about it.
+# A delivery of a real consumer and its four answers: ack, nak, term, in progress.
 #
 # All four are fire and forget: a lost one means another delivery, which every handler tolerates anyway (JetStream
 # delivers at least once, and accepts a late acknowledgement of an earlier delivery). Waiting for the server to confirm
-# would halve the throughput and would still not be a fence. An acknowledgement, for which nobody waits, also lets others
+# would halve the throughput and would still not be a fence. No caller waits for an acknowledgement, so others
 # travel with it (``Wire.send_soon``): it may reach the server a few milliseconds later.
 
 
 class JetStreamDelivery(Delivery):
+    """A delivery from nats-server; its answers are fire and forget."""
+
     def __init__(self, wire: Wire, incoming: Incoming) -> None:
         self._wire = wire
         self._incoming = incoming
         self.ended = False
-        """True once ack, nak or term was said; nothing is sent after that."""
+        """True once ack, nak or term was sent; nothing is sent after that."""
 
     @property
     @override
@@ -113,7 +115,7 @@ EXPIRES_SECONDS = 2.0
 HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 2.2 * HEARTBEAT_SECONDS
 RETRY_SECONDS = 1.0
-"""How long after a refusal (consumer deleted, nobody listens) the next try is made."""
+"""How long after a refusal (consumer deleted, no listener) the next try is made."""
 FAILED_HANDLER_DELAY_SECONDS = 1.0
 PRIORITY_GROUP = "g"
 _LOOK_SECONDS = 0.25
@@ -142,7 +144,7 @@ class StandingPull(Subscription):
         self._group = {} if priority is None else {"group": PRIORITY_GROUP, "priority": priority}
         self._handler = handler
         self._credit = credit
-        self._handlers = wire.inbox()
+        self._inbox = wire.inbox()
         self._generation = 0
         self._reconnects = wire.reconnects
         self._open = 0
@@ -154,8 +156,9 @@ class StandingPull(Subscription):
         self._last_trouble = ""
 
     async def start(self) -> None:
+        """Subscribe to the inbox and begin to pull."""
         self._now = asyncio.get_running_loop().time
-        self._stop_listening = await self._wire.listen(f"{self._handlers}.*", self._on_message)
+        self._stop_listening = await self._wire.listen(f"{self._inbox}.*", self._on_message)
         self._loops = [asyncio.create_task(self._ask_when_woken()), asyncio.create_task(self._watch())]
         self._wake.set()
 
@@ -195,7 +198,7 @@ class StandingPull(Subscription):
             "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
             **self._group,
         }
-        reply = f"{self._handlers}.{self._generation}-{batch}"
+        reply = f"{self._inbox}.{self._generation}-{batch}"
         await self._wire.send(self._subject, json.dumps(request).encode(), reply=reply)
 
     async def _on_message(self, incoming: Incoming) -> None:

@@ -33,7 +33,7 @@ from .reader import DirectGet, Reader
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 30.0
-"""How long a stream that nobody serves is waited for. A cluster that lost its leader takes about 7 s."""
+"""How long to wait for a stream without a server. A cluster that lost its leader takes about 7 s."""
 
 CLOSED_EXIT_CODE = 70
 
@@ -75,7 +75,7 @@ async def connect(
 
 
 class _Lifetime:
-    """Tells our own close from the server's, and trouble that is new from trouble already said."""
+    """Tells our own close from the server's, and new trouble from trouble already logged."""
 
     def __init__(self, name: str, url: str, on_closed_for_good: Callable[[], None]) -> None:
         self.ends_on_purpose = False

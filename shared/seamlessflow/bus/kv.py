@@ -23,6 +23,8 @@ DELETE_MARKER_SECONDS = 60
 
 
 class JetStreamKeyValue(KeyValue):
+    """A bucket read by direct get and written by publish, over its stream ``KV_{bucket}``."""
+
     def __init__(self, bucket: str, publisher: Publisher, direct: DirectGet, reader: Reader) -> None:
         self._bucket = bucket
         self._stream = f"KV_{bucket}"

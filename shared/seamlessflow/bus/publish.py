@@ -1,9 +1,9 @@
 """Publish until stored: one message, one id, as many tries as it takes.
 
 A time-out, a reconnect and a busy server are all answered by sending the same bytes again; the journal keeps the first
-copy only. Three things end the loop otherwise: the message is refused for good (BadInput), somebody else was first
-(SequenceMismatch), or nobody has listened on the subject for ``patience_seconds`` of being connected (Unavailable).
-A full stream does not end it: waiting is the back-pressure, and the log says so every ten seconds.
+copy only. Three things end the loop otherwise: the message is refused for good (BadInput), another writer was first
+(SequenceMismatch), or the subject had no listener for ``patience_seconds`` of being connected (Unavailable).
+A full stream does not end it: waiting is the back-pressure, logged every ten seconds.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _LOG_EVERY_SECONDS = 10.0
 
 
 class Publisher:
+    """Publishes messages and reads back whether a refused append was stored."""
+
     def __init__(self, wire: Wire, direct: DirectGet, patience_seconds: float) -> None:
         self._wire = wire
         self._direct = direct
@@ -72,7 +74,7 @@ class Publisher:
             return None
 
     async def _outcome(self, message: Message, answer: Incoming) -> Stored | None:
-        """What the server says; None: try again."""
+        """The server's answer; None: try again."""
         try:
             body = json.loads(answer.payload)
         except ValueError as error:

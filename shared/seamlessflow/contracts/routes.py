@@ -1,4 +1,4 @@
-"""The wiring table: which event goes on which subject, who says it, who acts on it. The only place with subjects.
+"""The wiring table: the subject, publishers and handlers of each event. The only place with subjects.
 
 ``ROUTES`` has a row for each event, ``QUEUES`` one for each service that acts on events. Everything else is derived:
 subjects and ids (``addresses``), streams and consumers (``streams``), and by the exports schemas, permissions and
@@ -74,7 +74,7 @@ def _under_claim(
 
 
 ROUTES: tuple[Route, ...] = (
-    # event, subject, said by, message id
+    # event, subject, published by, message id
     _once(runs.RunRequested, "sf.ctl.run.{run}.requested", (USER,), "requested"),
     Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER, WORKER, MANAGER), "stop"),
     _once(runs.RunStarted, "sf.{run}.ev.run.started", (SCHEDULER,), "started"),
@@ -132,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 HINTS: tuple[type[Event], ...] = (calls.AnswerDelta,)
-"""Events that are never stored: they go to one waiter's handlers, over core NATS, and may be lost."""
+"""Events that are never stored: they go to one waiter's inbox, over core NATS, and may be lost."""
 
 BY_EVENT: Mapping[type[Event], Route] = {route.event: route for route in ROUTES}
 BY_NAME: Mapping[str, type[Event]] = {event.__name__: event for event in (*BY_EVENT, *HINTS)}

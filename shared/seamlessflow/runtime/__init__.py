@@ -1,4 +1,4 @@
-"""What all five services share: connecting, saying events, handling events, presence, and an orderly end."""
+"""What all five services share: connecting, publishing events, handling events, presence, and an orderly end."""
 
 from seamlessflow.checkpoints.commit_claim import CommitClaim, publish_account, publish_rest, read_commits
 

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 async def read_run(journal: Journal, run: str) -> RunConfig:
-    """The run's configuration; waits until the run was started, saying so."""
+    """The run's configuration; waits until the run was started, and logs that it waits."""
     waited = 0
     while True:
         try:
@@ -33,7 +33,7 @@ async def read_run(journal: Journal, run: str) -> RunConfig:
 
 
 def failure_reason(service: Service, reason: str) -> str:
-    """What failed where, as the run's end says it."""
+    """The reason of a failure with the service where it happened, as in RunEnded."""
     return f"{service.value}: {reason}"
 
 

@@ -1,7 +1,7 @@
-"""Which worker sampled when, how many generations waited, how many were in flight: a fold of what is said of generations. Pure.
+"""The busy time of each worker, and generations waiting and in flight: a fold of the events of generations. Pure.
 
 A worker's time counts only from one of its own signs to the next (claim, segment, end, weights loaded), so that one that
-died is not taken for busy. What it claimed stays its own until somebody else claims it, its node hands it back, or its
+died is not taken for busy. What it claimed stays its own until another worker claims it, its node hands it back, or its
 episode ends. Memory: what is open now, and a fixed number of bins for each worker.
 """
 
@@ -30,7 +30,7 @@ class Worker:
     """Its first sign."""
     last: float
     node: str = ""
-    """Empty: not said."""
+    """Empty: unknown."""
     lost: bool = False
     """Others claimed what it held, nothing was handed back, and it has given no sign since: presumed dead."""
     held: set[Key] = field(default_factory=set)
@@ -61,6 +61,7 @@ class GenerationsFold:
         self._ended: dict[str, None] = {}
 
     def requested(self, key: Key, time: float) -> None:
+        """A generation waits for a worker."""
         self.saw_requests = True
         if key[0] not in self._ended:
             self._wait(key, time)
@@ -87,7 +88,7 @@ class GenerationsFold:
             self._close(key, time)
 
     def loaded(self, name: str, node: str, time: float, pause_seconds: float) -> None:
-        """A worker loaded weights. ``node``: where it is; empty: not said."""
+        """A worker loaded weights. ``node``: where it is; empty: unknown."""
         worker = self._worker(name, time)
         worker.node = node or worker.node
         worker.sign(time, paused=pause_seconds)
@@ -102,7 +103,7 @@ class GenerationsFold:
                     self._wait(key, time)
 
     def episode_ended(self, episode: str, time: float) -> None:
-        """Nobody samples for it any more."""
+        """No worker samples for it any more."""
         for key in sorted(self._open.get(episode, ())):
             self._close(key, time)
         self._ended[episode] = None
@@ -139,7 +140,7 @@ class GenerationsFold:
 
 
 SILENT_SECONDS = 10.0
-"""A worker says what it samples once a second; with generations and without a word for so long, it may be dead."""
+"""A sampling worker reports once a second; one that holds generations and is silent for so long may be dead."""
 
 
 def deaths(workers: list[Worker], stretches: list[RoleSpan], end: float) -> Iterator[RoleSpan]:

@@ -47,7 +47,7 @@ LEAST_SECONDS = 1e-9
 
 
 def covered(stretches: Sequence[RoleSpan], covers: Iterable[RoleSpan]) -> list[RoleSpan]:
-    """The stretches, with what the covers say in the place of what they lie over.
+    """The spans, with the covers in the place of what they lie over.
 
     A cover with a holder lies only over stretches of that holder, and takes the device from it.
     """
@@ -200,7 +200,7 @@ class TimelineFold:
         self._history = CommitHistory()
 
     def apply(self, event: Event, time: float) -> None:
-        """Take one event in. What is said after the run's end is no part of it, nor what a late trainer publishes."""
+        """Take one event in. Events after the run's end are ignored, and so are those of a late trainer."""
         if self._ended is not None or not self._history.accepts(event):
             return
         self._start = time if self._start is None else min(self._start, time)

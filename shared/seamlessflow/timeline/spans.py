@@ -19,7 +19,7 @@ class SpanKind(StrEnum):
     WAITING = "rollout-waiting"
     """Held by the rollout-worker, with nothing to sample."""
     HELD = "rollout-held"
-    """Held by the rollout-worker; whether it sampled is not known (which process samples there is not said)."""
+    """Held by the rollout-worker; whether it sampled is not known (the journal does not name the process)."""
     TRAIN = "train"
     """Held by the trainer, and a step was in progress."""
     TRAIN_WAITING = "train-waiting"
@@ -29,7 +29,7 @@ class SpanKind(StrEnum):
     LOAD = "load"
     """The same, where no service had held it yet: engines start, weights come."""
     FROZEN = "frozen"
-    """The same as idle, but its rollout-worker keeps generations that nobody else may sample meanwhile."""
+    """The same as idle, but its rollout-worker keeps generations that no other worker may sample meanwhile."""
     IDLE = "idle"
     """Of the run, with nothing to do."""
     AWAY = "away"
@@ -51,12 +51,13 @@ class Span:
     reason: str = ""
     """Why it had the role, in the scheduler's words; for people."""
     epoch: int | None = None
-    """Of the lease. None: there was none, or nobody knows."""
+    """Of the lease. None: none, or unknown."""
     busy: float = 1.0
     """Of a ROLLOUT span: the share in which it really sampled; pauses shorter than what is told apart are in it."""
 
     @property
     def seconds(self) -> float:
+        """Its length."""
         return self.end - self.start
 
 
@@ -108,6 +109,7 @@ class Timeline:
 
     @property
     def origin(self) -> float:
+        """The Unix time that is shown as 0."""
         return self.start if self.zero is None else self.zero
 
     @property

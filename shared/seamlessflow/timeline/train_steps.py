@@ -33,6 +33,7 @@ class TrainStepsFold:
         self._group_versions: dict[str, Counter[int]] = {}
 
     def published(self, weights_version: int, step: int, time: float) -> None:
+        """Weights of a step were published."""
         self._steps.publish(weights_version, step)
         self.versions.append((time, weights_version))
 
@@ -44,6 +45,7 @@ class TrainStepsFold:
                 versions[version] += count
 
     def closed(self, group: str) -> None:
+        """A group was trained or dropped: its versions are forgotten."""
         self._group_versions.pop(group, None)
 
     def began_line(self, line: int) -> None:
@@ -52,6 +54,7 @@ class TrainStepsFold:
             self._line, self._ready = line, None
 
     def ready(self, event: BatchReady, time: float) -> None:
+        """A step began, unless an older line began it."""
         if event.line >= self._line:
             self._line, self._ready = event.line, (event.line, event.step, time)
 
@@ -60,6 +63,7 @@ class TrainStepsFold:
         self._ready = None
 
     def took(self, event: StepTaken, time: float) -> None:
+        """A step ended, unless an older line took it."""
         if event.line < self._line:
             return
         if self._ready is not None and self._ready[:2] == (event.line, event.step):

@@ -20,16 +20,26 @@ from seamlessflow.errors import ConfigError
 
 
 class Taker(Protocol):
-    """Somebody who holds a standing pull."""
+    """A holder of a standing pull."""
 
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """The lowest number is served first."""
+        ...
+
     @property
-    def has_room(self) -> bool: ...
-    def take(self, delivery: MemoryDelivery) -> None: ...
+    def has_room(self) -> bool:
+        """Whether it takes another delivery now."""
+        ...
+
+    def take(self, delivery: MemoryDelivery) -> None:
+        """Accept a delivery; only called while there is room."""
+        ...
 
 
 class MemoryQueue:
+    """A work queue: its records, until a consumer acknowledges them."""
+
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
         self.records: dict[int, Record] = {}
@@ -62,6 +72,8 @@ class MemoryQueue:
 
 
 class MemoryConsumer:
+    """Deliveries of one consumer with their acknowledgement clocks."""
+
     def __init__(self, queue: MemoryQueue, spec: ConsumerSpec, takers: list[Taker]) -> None:
         self.spec = spec
         self._queue = queue
@@ -72,9 +84,11 @@ class MemoryConsumer:
 
     @property
     def pending(self) -> int:
+        """Records ready or delivered and open."""
         return len(self._ready) + len(self._clocks)
 
     def offer(self, seq: int) -> None:
+        """Take a record that matches the filters."""
         subject = self._queue.records[seq].subject
         if not self.spec.filters or any(matches(pattern, subject) for pattern in self.spec.filters):
             self._ready.append(seq)
@@ -92,18 +106,22 @@ class MemoryConsumer:
             taker.take(MemoryDelivery(self, self._queue.records[seq], self._num_delivered[seq]))
 
     def restart_clock(self, seq: int) -> None:
+        """Give an open delivery a whole acknowledgement time again."""
         self._after(self.spec.ack_wait_seconds, seq)
 
     def is_open(self, seq: int) -> bool:
+        """Whether the record is delivered and not ended."""
         return seq in self._clocks
 
     def remove(self, seq: int) -> None:
+        """Drop a record for good."""
         self._stop_clock(seq)
         self._num_delivered.pop(seq, None)
         if self._queue.records.pop(seq, None) is not None and seq in self._ready:
             self._ready.remove(seq)
 
     def hand_back(self, seq: int, delay_seconds: float) -> None:
+        """Deliver an open record again after the delay."""
         if seq in self._clocks:
             self._after(delay_seconds, seq)
 
@@ -122,6 +140,8 @@ class MemoryConsumer:
 
 
 class MemoryDelivery(Delivery):
+    """A delivery of a memory queue; answers to an ended one change nothing."""
+
     def __init__(self, consumer: MemoryConsumer, record: Record, num_delivered: int) -> None:
         self._consumer = consumer
         self._record = record

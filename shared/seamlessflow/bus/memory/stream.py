@@ -16,6 +16,8 @@ from seamlessflow.errors import SequenceMismatch
 
 
 class MemoryLog:
+    """A journal in memory: fenced appends, ids remembered for the window."""
+
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
         self._records: list[Record] = []
@@ -29,9 +31,11 @@ class MemoryLog:
 
     @property
     def stored_bytes(self) -> int:
+        """Bytes of subjects and payloads."""
         return sum(len(each.payload) + len(each.subject) for each in self._records)
 
     def takes(self, subject: str) -> bool:
+        """Whether the subject is one of this stream."""
         return any(matches(pattern, subject) for pattern in self.spec.subjects)
 
     def append(self, message: Message) -> tuple[Stored, Record | None]:
@@ -71,9 +75,11 @@ class MemoryLog:
                 yield record
 
     def last(self, pattern: str) -> Record | None:
+        """The last record that matches, or None."""
         return next((each for each in reversed(self._records) if matches(pattern, each.subject)), None)
 
     def first(self, pattern: str, start_seq: int = 1) -> Record | None:
+        """The first record from ``start_seq`` that matches, or None."""
         return next(self.between(start_seq, self.tail, (pattern,)), None)
 
     async def beyond(self, seq: int) -> None:
@@ -111,6 +117,8 @@ class _Value:
 
 
 class MemoryBucket(KeyValue):
+    """A bucket in memory, with revisions and times to live."""
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._values: dict[str, _Value] = {}

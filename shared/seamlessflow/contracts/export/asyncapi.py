@@ -1,4 +1,4 @@
-"""The AsyncAPI 3.0 document: a channel for each subject, an operation for each event a service says or acts on."""
+"""The AsyncAPI 3.0 document: a channel for each subject, an operation for each event a service publishes or acts on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/events.md: who says what to whom, and what every field means."""
+"""docs/events.md: publisher and handlers of every event, and the meaning of every field."""
 
 from __future__ import annotations
 

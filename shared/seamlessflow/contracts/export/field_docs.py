@@ -88,7 +88,7 @@ WORDS: Mapping[str, str] = {
 
 
 def meaning(record: type[Record], field: str) -> str:
-    """What a field's value means. Raises ConfigError for one that nobody has explained: write its docstring."""
+    """What a field's value means. Raises ConfigError for a field without a docstring."""
     described = record.model_fields[field].description
     if described:
         return " ".join(described.split())

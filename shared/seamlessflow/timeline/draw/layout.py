@@ -42,6 +42,7 @@ class RowGroup:
 
     @property
     def shares(self) -> Shares:
+        """Time of all rows of the group, by kind."""
         return total(row.shares for row in self.rows)
 
 
@@ -55,10 +56,12 @@ class Rows:
 
     @property
     def rows(self) -> list[TimelineRow]:
+        """The rows of all groups, in order."""
         return [row for group in self.groups for row in group.rows]
 
     @property
     def shares(self) -> Shares:
+        """Time of all rows, by kind."""
         return total(row.shares for row in self.rows)
 
 
@@ -220,7 +223,7 @@ _ALWAYS = ("busy", "rollout", "train", "hand-over", "waiting", "idle")
 
 
 def columns_of(rows: Iterable[Shares]) -> dict[str, Callable[[Shares], float]]:
-    """The columns that say something of these rows."""
+    """The columns with a value in any of these rows."""
     shown = list(rows)
     return {name: value for name, value in COLUMNS.items() if name in _ALWAYS or any(value(row) for row in shown)}
 

@@ -24,6 +24,7 @@ MOST_STEP_LINES = 120
 
 
 def draw_fleet(axes: Any, strips: Strips, lanes: Timeline) -> None:
+    """Stack the share of nodes of each kind over time."""
     times = strips.times - lanes.origin
     kinds = [kind for kind in (*BUSY, *(kind for kind in WORDS if kind not in BUSY)) if strips.total(kind).any()]
     axes.stackplot(times, [strips.total(kind) for kind in kinds], colors=[LIGHT.kinds[kind] for kind in kinds], linewidth=0)
@@ -33,6 +34,7 @@ def draw_fleet(axes: Any, strips: Strips, lanes: Timeline) -> None:
 
 
 def draw_load(axes: Any, lanes: Timeline) -> None:
+    """Plot generations in flight and queued over time."""
     for series, name, colour in ((lanes.in_flight, "in flight", LIGHT.in_flight), (lanes.queued, "queued", LIGHT.queued)):
         if series is not None and len(series.values):
             times = [series.start - lanes.origin + series.width * place for place in range(len(series.values))]
@@ -44,6 +46,7 @@ def draw_load(axes: Any, lanes: Timeline) -> None:
 
 
 def draw_staleness(axes: Any, lanes: Timeline) -> None:
+    """Plot mean and maximal staleness of each step."""
     known = [step for step in lanes.steps if step.staleness_max is not None]
     times = [step.time - lanes.origin for step in known]
     oldest = [step.staleness_max or 0.0 for step in known]
@@ -90,6 +93,7 @@ def _key(axes: Any, num_columns: int = 2) -> None:
 
 
 def draw_times(panels: list[Any], nodes: Any, lanes: Timeline) -> None:
+    """Give all panels one time axis, labelled below the last."""
     length = max(lanes.end - lanes.start, 1e-9)
     unit, words = time_unit(lanes.end - lanes.origin)
     panels[0].set_xlim(lanes.start - lanes.origin, lanes.start - lanes.origin + length)
