@@ -34,7 +34,7 @@ from seamlessflow.contracts import (
     SegmentSampled,
 )
 from seamlessflow.models.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
-from seamlessflow.runtime import Settling
+from seamlessflow.runtime import GcControl
 from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_agent_runner.gateway.sessions import digest
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
@@ -96,7 +96,7 @@ class WholeTemplate(ChatTemplate):
 class Conversation:
     """One linear episode: an agent, a gateway that sends each message once, and an engine, all without a wait."""
 
-    def __init__(self, manager: Manager, episode: str, settling: Settling) -> None:
+    def __init__(self, manager: Manager, episode: str, settling: GcControl) -> None:
         self._manager, self._episode, self._settling = manager, episode, settling
         self._origin = EpisodeOrigin(group=episode, task=episode, env="load", index=0, attempt=0)
         self._stream = random.Random(episode)
@@ -165,7 +165,7 @@ def _letter(letter: str) -> int:
 
 def grow(num_episodes: int, num_turns: int = 20, num_sampled: int = 100) -> Held:
     """Open episodes, all held at once, turn by turn."""
-    manager, settling = Manager(tiny_renderer(), EVERYTHING), Settling()
+    manager, settling = Manager(tiny_renderer(), EVERYTHING), GcControl()
     Conversation(manager, "warm", settling).turn("warm up", num_sampled)
     gc.collect()
     before = _resident_bytes()
@@ -192,7 +192,7 @@ def _fixed_work() -> float:
 
 def long_conversation(num_turns: int = 128, num_tokens: int = 69_000, *, whole: bool = False) -> list[float]:
     """CPU seconds that the manager took to ask for each generation of one conversation: matching and rendering."""
-    conversation = Conversation(Manager(tiny_renderer(whole=whole), EVERYTHING), "long-0-0", Settling())
+    conversation = Conversation(Manager(tiny_renderer(whole=whole), EVERYTHING), "long-0-0", GcControl())
     each = num_tokens // num_turns
     seconds = []
     for turn in range(num_turns):

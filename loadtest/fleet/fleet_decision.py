@@ -38,7 +38,7 @@ from seamlessflow.contracts import (
     TaskSubmitted,
     TrainerStarted,
 )
-from seamlessflow.runtime import Settling
+from seamlessflow.runtime import GcControl
 from seamlessflow_scheduler.placement.plan import FleetPlan
 from seamlessflow_scheduler.run import SLICE
 
@@ -153,7 +153,7 @@ class _World:
     """Nodes that obey at once, and episodes that end in the order in which they were opened."""
 
     def __init__(self, scene: Scene, looks: int = LOOKS_A_STEP, *, settles: bool = True) -> None:
-        self._looks, self._settling = looks, Settling() if settles else None
+        self._looks, self._settling = looks, GcControl() if settles else None
         self.all_answers: list[float] = []
         self.milliseconds: list[float] = []
         self.changing: list[float] = []

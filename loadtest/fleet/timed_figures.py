@@ -25,7 +25,7 @@ from seamlessflow.contracts import (
     claim_of,
 )
 from seamlessflow.reports.ledger import Ledger
-from seamlessflow.timeline import Kind, Lanes, LanesFold, shares_by_node, total
+from seamlessflow.timeline import SpanKind, Timeline, TimelineFold, shares_by_node, total
 
 from .cell_figures import CellFigures
 from .timed_cell import Cell
@@ -47,7 +47,7 @@ class Figures(CellFigures):
     """Of every kind of span."""
     wall_seconds: float
     """Real ones, of the window."""
-    lanes: Lanes = field(repr=False)
+    lanes: Timeline = field(repr=False)
 
 
 def figures_of(cell: Cell, events: Sequence[tuple[Event, float]], warmup_steps: int = WARMUP_STEPS) -> Figures:
@@ -58,7 +58,7 @@ def figures_of(cell: Cell, events: Sequence[tuple[Event, float]], warmup_steps: 
     since, until = taken[warmup_steps - 1][1], taken[-1][1]
     counted = [event for event, _ in taken[warmup_steps:]]
     seconds = cell.scale.modelled_seconds(until - since)
-    fold = LanesFold()
+    fold = TimelineFold()
     for event, at in events:
         fold.apply(event, at)
     lanes = fold.lanes(cell.run)
@@ -78,7 +78,7 @@ def figures_of(cell: Cell, events: Sequence[tuple[Event, float]], warmup_steps: 
         busy=whole.busy,
         least_busy=min((each.busy for each in by_node.values()), default=0.0),
         handover=whole.hand_over,
-        shares={kind.value: whole.share(kind) for kind in Kind},
+        shares={kind.value: whole.share(kind) for kind in SpanKind},
         lost_or_repeated=sum(misplaced(event for event, _ in events).values()),
         reprefilled=moves.tokens / max(1, sampled),
         moved=moves.count,

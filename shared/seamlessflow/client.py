@@ -55,15 +55,17 @@ TagRules = tuple[tuple[str, Rule], ...]
 
 
 class NoStore(Store):
-    """Stands for a store nobody named: the first thing that needs it says so."""
+    """Stands in for a store without a URL: its first use raises an error that names the setting."""
 
     def __init__(self) -> None:
         super().__init__("memory://")
 
     def read(self, path: str) -> bytes:
+        """Raises ConfigError that names the option."""
         raise ConfigError(f"{path} is in the run's store: give --store URL, the one the services use")
 
     def write(self, path: str, content: bytes) -> None:
+        """Raises ConfigError that names the option."""
         raise ConfigError(
             f"{len(content)} bytes for {path} go into the run's store: give --store URL, the one the services use"
         )
@@ -81,7 +83,7 @@ class Client:
     async def open(
         cls, nats_url: str, store_url: str | None = None, *, patience_seconds: float = CONNECT_SECONDS
     ) -> AsyncIterator[Self]:
-        """Connect and, at the end, close. Without ``store_url`` an event above 64 KiB is an error that says so.
+        """Connect and, at the end, close. Without ``store_url`` an event above 64 KiB is an error.
 
         Raises Unavailable when nothing answers within ``patience_seconds``; once connected, it reconnects for ever.
         Where the server asks for keys, SEAMLESSFLOW_NKEY_SEED is ours.
@@ -127,7 +129,7 @@ class Client:
         return stored is not None and not stored.duplicate
 
     async def end_tasks(self, run: str) -> None:
-        """Say that no more tasks will come."""
+        """Close the run's task queue: no more tasks will come."""
         await self._journal.publish(TasksEnded(run=run))
 
     async def runs(self) -> list[str]:
@@ -135,7 +137,7 @@ class Client:
         return sorted(name[2:] for name in await self.bus.stream_names() if name.startswith(journal_stream("")))
 
     async def requested(self, run: str) -> RunConfig | None:
-        """What a run is: the document it was started with, or was asked for with; None when nobody asked for it."""
+        """The run's document, from its start or else from its request; None when the run was never requested."""
         started = await self._journal.first(RunStarted, run) if run in await self.runs() else None
         if started is not None:
             return parse_run_config(started.document, source=f"run {run}")

@@ -1,4 +1,4 @@
-"""Events to bytes and back: msgpack from us, msgpack or JSON from anybody.
+"""Events to bytes and back: msgpack is written, msgpack or JSON is read.
 
 A payload is one map: the event's fields and ``event``, its name and version (``CallRequested/1``). Token arrays are raw
 bytes. JSON is recognised by a ``Content-Type: application/json`` header or by its first byte. Where ``event`` is missing,

@@ -1,4 +1,4 @@
-"""Where a run's tasks come from when nobody publishes them: procedural data sets, split once and for all.
+"""The tasks of a run without a task publisher: procedural data sets, split once and for all.
 
 The split is by a digest of the question's text, never by seed or position: data sets with few different questions repeat
 themselves, and a question that is held out stays held out in every run.
@@ -50,7 +50,7 @@ def split_questions(questions: list[Question], percent: int, max_held_out: int |
 
 
 def load_questions(section: TasksSection, seed: int) -> Questions:
-    """All questions a run file asks for, split; none for ``queue``. Raises ConfigError that says what cannot be made."""
+    """All questions a run file asks for, split; none for ``queue``. Raises ConfigError that names what cannot be made."""
     if section.source == "queue":
         return Questions((), ())
     entries = (_reasoning_gym if section.source == "reasoning_gym" else _own_source)(section, seed)

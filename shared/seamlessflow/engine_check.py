@@ -1,4 +1,4 @@
-"""The self-check of an engine: does it sample from the weights it says, and is that what a trainer would learn from?
+"""The self-check of an engine: does it sample from the weights it reports, and is that what a trainer would learn from?
 
 order ──▶ python -m seamlessflow_rollout_worker.engine_check ──▶ EngineReport ──┐
   └─────▶ python -m seamlessflow_trainer.engine_check ──▶ TrainerReport ────────┴──▶ judge ──▶ checks, ``doctor --engine``
@@ -34,7 +34,7 @@ class EngineOrder(_Part):
     """What an engine is put through."""
 
     document: dict[str, Any]
-    """A run document: its model section and its slots say which engine to build."""
+    """A run document: its model section and its slots determine the engine."""
     folder: Path
     """The model."""
     scratch: Path
@@ -54,7 +54,7 @@ class Sampled(_Part):
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
-    """Of each token: what the engine says drew it."""
+    """Of each token: the weights version that the engine reports."""
     finish: str
 
 
@@ -129,7 +129,7 @@ class TrainerReport(_Part):
 
 SAME_WITHIN = {"float32": 1e-3, "bfloat16": 0.05}
 """Nats. Two greedy continuations under the same weights: the same tokens, and logprobs as close as rounding lets them be where
-the work was cut up differently (a prefix that was cached, say). Other precisions: as bfloat16."""
+the work was cut up differently (a prefix that was cached, for example). Other precisions: as bfloat16."""
 APART_TIMES = 10
 """Other weights must move logprobs by so many times that, or the check could not tell them from the first ones."""
 
@@ -156,6 +156,7 @@ class Likeness:
     mean: float
 
     def is_same(self, within: float) -> bool:
+        """Whether all tokens agree, with logprobs at most ``within`` apart."""
         return self.num_same == self.num_tokens and self.largest <= within
 
 
@@ -178,6 +179,7 @@ def judge(engine: EngineReport, trainer: TrainerReport) -> list[Check]:
 
 
 def all_right(checks: Sequence[Check]) -> bool:
+    """Whether no check failed; a check without a result does not fail."""
     return all(check.is_right is not False for check in checks)
 
 

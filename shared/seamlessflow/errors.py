@@ -5,7 +5,7 @@
     │   ├── ConfigError        a run file or a setting
     │   ├── MalformedMessage   bytes on the bus that are not the event they claim to be
     │   └── MessageTooLarge    an event above the payload limit, headers included
-    ├── Refused                the bus said no because somebody else was first
+    ├── Refused                the bus refused because another writer was first
     │   ├── SequenceMismatch   an append whose expected last sequence was no longer the last
     │   └── Superseded         another claim on the run's commits is newer: what is held is handed back
     ├── Damaged                the store does not have what was written, and several reads agree; trying again does not help
@@ -15,7 +15,7 @@
         │   └── Missing        it is not there
         └── BusClosed          the connection is closed for good: the process must exit and be restarted
 
-A message says what was expected, what came, whose it was, and what happens now.
+A message tells what was expected, what came, whose it was, and what happens now.
 """
 
 
@@ -28,7 +28,7 @@ class BadInput(SeamlessFlowError):
 
 
 class ConfigError(BadInput):
-    """A run file or a setting that cannot be used; the message says what to set."""
+    """A run file or a setting that cannot be used; the message names the setting."""
 
 
 class MalformedMessage(BadInput):
@@ -40,7 +40,7 @@ class MessageTooLarge(BadInput):
 
 
 class Refused(SeamlessFlowError):
-    """The bus said no because somebody else was first."""
+    """The bus refused because another writer was first."""
 
 
 class SequenceMismatch(Refused):

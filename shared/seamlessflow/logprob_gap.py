@@ -1,4 +1,4 @@
-"""How far an engine's logprobs may lie from the trainer's, and what is said when they lie further. Pure.
+"""How far an engine's logprobs may lie from the trainer's, and the warning when they lie further. Pure.
 
     gap of a step ──▶ GapWatch ──▶ metrics of StepTaken ──▶ gap_warning: status, the followed run, the summary
 
@@ -45,6 +45,7 @@ class GapWatch:
 
     @property
     def is_beyond(self) -> bool:
+        """Whether the last step was beyond the limit."""
         return self.num_beyond > 0
 
     @property

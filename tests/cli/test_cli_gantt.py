@@ -10,7 +10,7 @@ from seamlessflow.client import Client
 from seamlessflow.contracts.streams import run_streams
 from seamlessflow.errors import ConfigError
 from seamlessflow.runtime.journal import Journal
-from seamlessflow.timeline import Kind, Lanes, Span
+from seamlessflow.timeline import Span, SpanKind, Timeline
 from seamlessflow.timeline.draw.layout import rows_of
 from tests.domain.lanes_builders import ROLLOUT, SERVE, assigned, claimed, loaded, requested, segment, started, taken
 
@@ -42,7 +42,7 @@ async def test_a_run_that_goes_on_is_drawn_up_to_now(own_server, tmp_path):
         lanes = await gantt.read_lanes(client, "r")
 
     assert lanes.nodes == ["node-a"]
-    assert lanes.spans[0].kind is Kind.AWAY
+    assert lanes.spans[0].kind is SpanKind.AWAY
     assert "the run has not ended" in lanes.notes[0]
 
 
@@ -53,7 +53,7 @@ async def test_a_run_without_devices_has_nothing_to_draw(own_server, tmp_path):
         assert not (await gantt.read_lanes(client, "r")).spans
 
 
-LANES = Lanes("r", 0.0, 10.0, [Span("node-a", Kind.ROLLOUT, 0.0, 10.0)])
+LANES = Timeline("r", 0.0, 10.0, [Span("node-a", SpanKind.ROLLOUT, 0.0, 10.0)])
 
 
 def test_both_pictures_are_written_and_named(tmp_path, capsys):
@@ -92,8 +92,8 @@ def test_the_table_of_a_small_fleet_has_its_nodes(capsys):
 
 def test_the_table_of_a_large_fleet_has_its_groups_and_the_least_busy(capsys):
     """64 lines say less than a few."""
-    spans = [Span(f"node-{place}", Kind.ROLLOUT, 0.0, 10.0, busy=1 - place / 100) for place in range(64)]
-    lanes = Lanes("r", 0.0, 10.0, spans)
+    spans = [Span(f"node-{place}", SpanKind.ROLLOUT, 0.0, 10.0, busy=1 - place / 100) for place in range(64)]
+    lanes = Timeline("r", 0.0, 10.0, spans)
     gantt._print(make_console(), lanes, rows_of(lanes))
 
     shown = capsys.readouterr().out
@@ -107,4 +107,4 @@ def test_a_place_where_nothing_can_be_written_is_refused_with_what_to_do(tmp_pat
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match="give --out a folder that you may write to"):
-            gantt._write(make_console(), Lanes("r", 0.0, 1.0, [Span("n", Kind.ROLLOUT, 0.0, 1.0)]), folder, png=False)
+            gantt._write(make_console(), Timeline("r", 0.0, 1.0, [Span("n", SpanKind.ROLLOUT, 0.0, 1.0)]), folder, png=False)

@@ -121,7 +121,7 @@ async def test_a_service_may_say_everything_that_it_says(guarded, service, tmp_p
     journal = Journal(bus, Store(f"file://{tmp_path}"))
     for event in EXAMPLES:
         route = next(route for route in ROUTES if route.event is type(event))
-        if service in route.said_by:
+        if service in route.published_by:
             own = event.model_copy(update={"service": service.value} if "{service}" in route.subject else {})
             async with asyncio.timeout(5):
                 await journal.publish(own)  # None where another service's test said it first: refused, but permitted
@@ -214,7 +214,7 @@ async def say_to(guarded: Guarded, service: Service, tmp_path: Path) -> None:
     event = next(event for event in EXAMPLES if type(event).__name__ == kinds[service])
     changed = {"episode": "new-0-0", "task": "new", "bucket": 1, "shard": 1}
     event = event.model_copy(update={name: value for name, value in changed.items() if name in type(event).model_fields})
-    sayer = next(route for route in ROUTES if route.event is type(event)).said_by[0]
+    sayer = next(route for route in ROUTES if route.event is type(event)).published_by[0]
     bus = await guarded.bus(sayer)
     await Journal(bus, Store(f"file://{tmp_path}")).publish(event)
     await bus.close()
@@ -245,14 +245,14 @@ async def test_a_service_keeps_its_presence_reads_its_lease_and_hears_pokes(guar
 
 
 async def test_the_manager_reaches_the_inbox_of_a_gateway(guarded):
-    """The hint of an answer goes straight into the gateway's handlers."""
+    """The hint of an answer goes straight into the gateway's inbox."""
     runner, manager = await guarded.bus(Service.AGENT_RUNNER), await guarded.bus(Service.TRAJECTORY_MANAGER)
     heard: list[bytes] = []
 
     async def on_answer(payload: bytes) -> None:
         heard.append(payload)
 
-    reply = runner.handlers()
+    reply = runner.inbox()
     await runner.on_hint(reply, on_answer)
     async with asyncio.timeout(10):
         while not heard:

@@ -156,7 +156,7 @@ def test_wildcards_replace_what_is_not_known():
 
 def test_everybody_says_something_and_every_service_acts_on_something():
     """A service without a part in the table is not wired."""
-    assert {service for route in ROUTES for service in route.said_by} == set(Service)
+    assert {service for route in ROUTES for service in route.published_by} == set(Service)
     assert {service for route in ROUTES for service in consumers_of(route.event)} == set(Service) - {Service.USER}
 
 

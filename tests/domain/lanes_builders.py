@@ -22,7 +22,7 @@ from seamlessflow.contracts import (
     WeightsLoaded,
     WeightsPublished,
 )
-from seamlessflow.timeline import LanesFold
+from seamlessflow.timeline import TimelineFold
 
 WORKER, TRAINER = "rollout-worker", "trainer"
 
@@ -101,7 +101,7 @@ def line_began(line, step=0):
 
 def lanes_of(*journal):
     """Of (time, event) pairs, in the order given."""
-    fold = LanesFold()
+    fold = TimelineFold()
     for time, event in journal:
         fold.apply(event, float(time))
     return fold.lanes("r")

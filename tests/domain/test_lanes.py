@@ -14,7 +14,7 @@
 import pytest
 
 from seamlessflow.contracts import GenerationFinish, TrainerClaimed
-from seamlessflow.timeline import Kind
+from seamlessflow.timeline import SpanKind
 from tests.domain.lanes_builders import (
     IDLE,
     ROLLOUT,
@@ -70,7 +70,7 @@ def test_a_lent_node_rolls_out_hands_over_trains_and_rolls_out_again():
     assert drawn(lanes, "n") == (
         "away 0-1, load 1-4, rollout 4-10, hand-over 10-12, train 12-20, train-waiting 20-21, hand-over 21-22, rollout 22-30"
     )
-    assert {(span.epoch, span.reason) for span in lanes.spans if span.kind is Kind.TRAIN} == {(2, "a batch is ready")}
+    assert {(span.epoch, span.reason) for span in lanes.spans if span.kind is SpanKind.TRAIN} == {(2, "a batch is ready")}
 
 
 def test_a_lease_may_be_said_after_its_services_obeyed_it():
@@ -252,7 +252,7 @@ def test_pauses_shorter_than_a_bin_are_a_share():
         turns += [(4 + k / 256, claimed(f"g{k}", "w")), (4 + k / 256 + 1 / 512, generation_ended(f"g{k}"))]
     lanes = lanes_of(*SAMPLING[:-1], *turns, (6, ended()))
 
-    (rollout,) = [span for span in lanes.spans if span.kind is Kind.ROLLOUT]
+    (rollout,) = [span for span in lanes.spans if span.kind is SpanKind.ROLLOUT]
     assert rollout.busy == pytest.approx(0.5, abs=0.01)
 
 
@@ -327,4 +327,4 @@ def test_a_node_that_keeps_generations_while_it_is_idle_is_not_free_but_frozen()
     )
 
     assert drawn(lanes, "n") == "away 0-1, load 1-4, rollout 4-10, hand-over 10-11, frozen 11-15, idle 15-20"
-    assert [s.reason for s in lanes.spans if s.kind is Kind.FROZEN] == ["a batch is ready; frozen with 3 generations"]
+    assert [s.reason for s in lanes.spans if s.kind is SpanKind.FROZEN] == ["a batch is ready; frozen with 3 generations"]

@@ -38,7 +38,7 @@ from seamlessflow.contracts import (
 from seamlessflow.reports.ledger import Ledger
 from seamlessflow.reports.run_view import RunView
 from seamlessflow.store.large_payloads import BLOB_HEADER
-from seamlessflow.timeline import LanesFold
+from seamlessflow.timeline import TimelineFold
 from seamlessflow.weights import MANIFEST
 from seamlessflow_scheduler.admission.run_state import RunProgress
 
@@ -89,7 +89,7 @@ def view_of(events: Timed) -> dict[str, Any]:
 
 
 def lanes_of(events: Timed) -> dict[str, Any]:
-    fold = LanesFold()
+    fold = TimelineFold()
     for record, event in events:
         fold.apply(event, record.time)
     lanes = fold.lanes("recording")

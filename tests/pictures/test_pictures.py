@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from seamlessflow.timeline import Kind, Lanes, Series, Span, Step
+from seamlessflow.timeline import Series, Span, SpanKind, Timeline, TrainStep
 from seamlessflow.timeline.draw import write_html, write_png
 from seamlessflow.timeline.draw.layout import columns_of, duration, natural, percent, rows_of, short
 from seamlessflow.timeline.draw.palette import DARK, LIGHT, WORDS
@@ -15,12 +15,12 @@ from seamlessflow.timeline.draw.palette import DARK, LIGHT, WORDS
 
 def fleet(num_nodes, *, profiles=True):
     """As a simulator would give it: every node rolls out, the first one trains in between."""
-    spans = [Span("node-0", Kind.TRAIN, 40.0, 60.0, "a batch is ready", 2)]
-    spans += [Span("node-0", Kind.ROLLOUT, start, start + 40, "lent", 1) for start in (0.0, 60.0)]
-    spans += [Span(f"node-{place}", Kind.ROLLOUT, 0.0, 100.0, busy=0.5) for place in range(1, num_nodes)]
+    spans = [Span("node-0", SpanKind.TRAIN, 40.0, 60.0, "a batch is ready", 2)]
+    spans += [Span("node-0", SpanKind.ROLLOUT, start, start + 40, "lent", 1) for start in (0.0, 60.0)]
+    spans += [Span(f"node-{place}", SpanKind.ROLLOUT, 0.0, 100.0, busy=0.5) for place in range(1, num_nodes)]
     flights = {f"node-{place}": Series(0.0, 25.0, [1.0, 2.0, 4.0, 8.0]) for place in range(num_nodes)} if profiles else {}
-    steps = [Step(step, 50.0 + step, 0.5, 1.0, step) for step in range(1, 4)]
-    return Lanes("a fleet", 0.0, 100.0, spans, steps, Series(0.0, 50.0, [3.0, 1.0]), Series(0.0, 50.0, [9.0, 9.0]), flights)
+    steps = [TrainStep(step, 50.0 + step, 0.5, 1.0, step) for step in range(1, 4)]
+    return Timeline("a fleet", 0.0, 100.0, spans, steps, Series(0.0, 50.0, [3.0, 1.0]), Series(0.0, 50.0, [9.0, 9.0]), flights)
 
 
 def drawn_data(path):
@@ -48,7 +48,7 @@ def test_the_page_has_every_span(tmp_path):
     write_html(fleet(2), tmp_path / "gantt.html")
     first, second = (node["s"] for node in drawn_data(tmp_path / "gantt.html")["nodes"])
     data, kinds = drawn_data(tmp_path / "gantt.html"), list(WORDS)
-    rollout, train = kinds.index(Kind.ROLLOUT), kinds.index(Kind.TRAIN)
+    rollout, train = kinds.index(SpanKind.ROLLOUT), kinds.index(SpanKind.TRAIN)
 
     assert data["reasons"] == ["lent", "a batch is ready", ""]
     assert first == [rollout, 40000, 0, 1, 100, train, 20000, 1, 2, 100, rollout, 40000, 0, 1, 100]
@@ -71,7 +71,7 @@ def test_queue_depth_and_staleness_of_the_run_lie_under_its_nodes(tmp_path):
 
 def test_a_run_without_queue_and_steps_has_neither_panel_filled(tmp_path):
     """A picture of nodes alone is given nothing to draw under them."""
-    write_html(Lanes("r", 0.0, 1.0, [Span("n", Kind.ROLLOUT, 0.0, 1.0)]), tmp_path / "gantt.html")
+    write_html(Timeline("r", 0.0, 1.0, [Span("n", SpanKind.ROLLOUT, 0.0, 1.0)]), tmp_path / "gantt.html")
     data = drawn_data(tmp_path / "gantt.html")
 
     assert (data["queued"], data["flight"], data["steps"]) == (None, None, [])
@@ -80,18 +80,18 @@ def test_a_run_without_queue_and_steps_has_neither_panel_filled(tmp_path):
 def test_names_and_reasons_cannot_break_the_page(tmp_path):
     """They are data, wherever they come from."""
     evil = "</script><script>alert(1)</script>"
-    write_html(Lanes(evil, 0.0, 1.0, [Span(evil, Kind.IDLE, 0.0, 1.0, evil)], notes=[evil]), tmp_path / "gantt.html")
+    write_html(Timeline(evil, 0.0, 1.0, [Span(evil, SpanKind.IDLE, 0.0, 1.0, evil)], notes=[evil]), tmp_path / "gantt.html")
 
     assert (tmp_path / "gantt.html").read_text().count("<script>") == 1
 
 
 def test_holes_between_spans_are_away(tmp_path):
     """A simulator may leave out what a node was not there for."""
-    spans = [Span("n", Kind.ROLLOUT, 1.0, 2.0), Span("n", Kind.ROLLOUT, 3.0, 4.0)]
-    write_html(Lanes("r", 0.0, 4.0, spans), tmp_path / "gantt.html")
+    spans = [Span("n", SpanKind.ROLLOUT, 1.0, 2.0), Span("n", SpanKind.ROLLOUT, 3.0, 4.0)]
+    write_html(Timeline("r", 0.0, 4.0, spans), tmp_path / "gantt.html")
     (node,) = drawn_data(tmp_path / "gantt.html")["nodes"]
 
-    assert (node["o"], node["s"][5:7]) == (1000, [list(WORDS).index(Kind.AWAY), 1000])
+    assert (node["o"], node["s"][5:7]) == (1000, [list(WORDS).index(SpanKind.AWAY), 1000])
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 30, 64, 300])
@@ -109,8 +109,8 @@ def test_an_image_of_any_fleet_fits_on_a_slide(num_nodes, profiles, tmp_path):
 @pytest.mark.parametrize(
     "lanes",
     [
-        Lanes("nothing but spans", 0.0, 1.0, [Span("n", Kind.IDLE, 0.0, 1.0)]),
-        Lanes("an instant", 5.0, 5.0, []),
+        Timeline("nothing but spans", 0.0, 1.0, [Span("n", SpanKind.IDLE, 0.0, 1.0)]),
+        Timeline("an instant", 5.0, 5.0, []),
         fleet(2).part(45, 52),
         fleet(2).part(10, 20),
     ],
@@ -140,7 +140,7 @@ def test_figures_are_of_the_time_between_the_first_and_the_last_step():
     assert rows_of(fleet(2)).window == (51.0, 53.0)
     assert rows_of(fleet(2)).shares.busy == 0.75
     assert rows_of(fleet(2).part(0, 100)).window == (0.0, 100.0)
-    assert rows_of(Lanes("r", 0.0, 4.0, [Span("n", Kind.ROLLOUT, 0.0, 2.0)])).window == (0.0, 4.0)
+    assert rows_of(Timeline("r", 0.0, 4.0, [Span("n", SpanKind.ROLLOUT, 0.0, 2.0)])).window == (0.0, 4.0)
 
 
 def test_columns_that_say_nothing_are_left_out():
@@ -159,19 +159,19 @@ def test_figures_have_the_digits_that_matter():
 def test_every_kind_has_a_word_and_two_colours_of_its_own():
     """In light and in dark."""
     for palette in (LIGHT, DARK):
-        assert set(palette.kinds) == set(Kind) == set(WORDS)
-        assert len({*palette.kinds.values(), palette.page, palette.rollout_few}) == len(Kind) + 2
+        assert set(palette.kinds) == set(SpanKind) == set(WORDS)
+        assert len({*palette.kinds.values(), palette.page, palette.rollout_few}) == len(SpanKind) + 2
 
 
 def test_a_name_with_dollar_signs_is_written_as_it_is(tmp_path):
     """It is no formula, and a broken one least of all."""
     from seamlessflow.timeline.draw.png_image import svg
 
-    odd = Lanes("two $\\bad{ dollars$ here", 0.0, 10.0, [Span("a$\\frac{$", Kind.ROLLOUT, 0.0, 10.0)])
+    odd = Timeline("two $\\bad{ dollars$ here", 0.0, 10.0, [Span("a$\\frac{$", SpanKind.ROLLOUT, 0.0, 10.0)])
     write_png(odd, tmp_path / "gantt.png")
     assert picture_size(tmp_path / "gantt.png") and "two $\\bad{ dollars$ here" in svg(odd)
 
 
 def test_every_kind_has_a_word_and_two_colours():
     """So none is drawn as nothing."""
-    assert set(WORDS) == set(LIGHT.kinds) == set(DARK.kinds) == set(Kind)
+    assert set(WORDS) == set(LIGHT.kinds) == set(DARK.kinds) == set(SpanKind)

@@ -12,7 +12,7 @@ import pytest
 
 from seamlessflow.bus.nats_server import EmbeddedServer
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.timeouts import Limits
+from seamlessflow.store.timeouts import StoreTimeouts
 from seamlessflow.weights import download
 from tests.store.fault_proxy import FaultProxy
 from tests.store.s3_server import BUCKET, ENVIRONMENT, s3_proxy, s3_server
@@ -63,7 +63,7 @@ def impatient_proxy(proxy: FaultProxy, monkeypatch) -> FaultProxy:
 @pytest.fixture
 def proxied(impatient_proxy: FaultProxy, s3_url: str) -> Store:
     """A store behind the proxy."""
-    return Store(s3_url, Limits(call_seconds=10.0))
+    return Store(s3_url, StoreTimeouts(call_seconds=10.0))
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 
 from seamlessflow.errors import Unavailable
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.timeouts import Calls, Limits
+from seamlessflow.store.timeouts import StoreCalls, StoreTimeouts
 
 
 def test_what_a_call_gives_and_raises_is_what_it_gave_and_raised():
     """In whichever thread it was made."""
-    calls = Calls()
+    calls = StoreCalls()
 
     assert calls.within(5, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
@@ -23,7 +23,7 @@ def test_what_a_call_gives_and_raises_is_what_it_gave_and_raised():
 
 def test_a_call_that_hangs_is_left_behind_and_only_so_many_are():
     """A mount that does not answer: every caller is told in time, later ones at once; when it answers all is well."""
-    calls, answer = Calls(most_at_once=3), threading.Event()
+    calls, answer = StoreCalls(most_at_once=3), threading.Event()
     before = set(threading.enumerate())
     for _ in range(3):
         with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
@@ -39,21 +39,24 @@ def test_a_call_that_hangs_is_left_behind_and_only_so_many_are():
 
 def test_calls_one_after_the_other_need_one_thread():
     """Starting one takes longer than most local calls."""
-    calls = Calls()
+    calls = StoreCalls()
 
     assert len({calls.within(5, threading.get_ident) for _ in range(20)}) == 1
 
 
 def test_a_larger_call_may_take_longer():
     """A second for each megabyte, as it is set."""
-    assert Limits(30.0, 1e6).seconds() == 30.0
-    assert Limits(30.0, 1e6).seconds(8_000_000) == 38.0
+    assert StoreTimeouts(30.0, 1e6).seconds() == 30.0
+    assert StoreTimeouts(30.0, 1e6).seconds(8_000_000) == 38.0
 
 
 @pytest.mark.parametrize("act", ["read", "read_range", "write", "write_chunks", "exists", "folders", "remove", "remove_folder"])
 def test_a_folder_that_hangs_is_unavailable(tmp_path, monkeypatch, act):
     """Whatever is asked of it: a network mount whose server is gone."""
-    store, answer = Store(f"file://{tmp_path}/store", Limits(call_seconds=0.05, bytes_per_second=1e12)), threading.Event()
+    store, answer = (
+        Store(f"file://{tmp_path}/store", StoreTimeouts(call_seconds=0.05, bytes_per_second=1e12)),
+        threading.Event(),
+    )
     store.write("demo/x", b"content")
     for name in ("cat_file", "pipe_file", "open", "exists", "ls", "rm_file", "rm"):
         monkeypatch.setattr(store.fs, name, lambda *arguments, **options: answer.wait(10))
@@ -84,7 +87,7 @@ def test_a_writer_that_fails_half_way_leaves_nothing(store, store_url):
 
 def test_who_comes_while_all_calls_are_left_behind_does_not_wait():
     """However long that call might take: nobody but the store can make room. While one is in time there is hope."""
-    calls, answer = Calls(most_at_once=2), threading.Event()
+    calls, answer = StoreCalls(most_at_once=2), threading.Event()
     with pytest.raises(TimeoutError):
         calls.within(0.01, answer.wait)
     in_time = threading.Thread(target=calls.within, args=(10, lambda: time.sleep(0.2)))
@@ -103,7 +106,7 @@ def test_who_comes_while_all_calls_are_left_behind_does_not_wait():
 
 def test_a_process_that_may_have_no_more_threads_loses_no_place(monkeypatch):
     """When it may again, all is well."""
-    calls = Calls(most_at_once=1)
+    calls = StoreCalls(most_at_once=1)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
@@ -114,7 +117,10 @@ def test_a_process_that_may_have_no_more_threads_loses_no_place(monkeypatch):
 
 def test_a_size_that_cannot_be_told_in_time_is_none(tmp_path, monkeypatch):
     """It is only a figure; a mount that hangs holds up no list of versions."""
-    store, answer = Store(f"file://{tmp_path}/store", Limits(call_seconds=0.05, bytes_per_second=1e12)), threading.Event()
+    store, answer = (
+        Store(f"file://{tmp_path}/store", StoreTimeouts(call_seconds=0.05, bytes_per_second=1e12)),
+        threading.Event(),
+    )
     store.write("demo/x/y", b"content")
     assert store.bytes_below("demo/x") == 7
     monkeypatch.setattr(store.fs, "du", lambda *arguments, **options: answer.wait(10))

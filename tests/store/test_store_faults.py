@@ -12,7 +12,7 @@ np = pytest.importorskip("numpy")
 
 from seamlessflow.errors import SeamlessFlowError, Unavailable  # noqa: E402
 from seamlessflow.store.large_payloads import Store  # noqa: E402
-from seamlessflow.store.timeouts import Limits  # noqa: E402
+from seamlessflow.store.timeouts import StoreTimeouts  # noqa: E402
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, weights_path  # noqa: E402
 from seamlessflow.weights.fetch import fetch_version  # noqa: E402
 from seamlessflow.weights.manifest import version_facts  # noqa: E402
@@ -88,7 +88,7 @@ LASTING = {
 def test_trouble_that_lasts_is_said_and_nothing_is_loaded(proxy: FaultProxy, proxied, fetch, tmp_path, trouble, monkeypatch):
     """In a time that has a limit; when it is over the same call gives the version."""
     monkeypatch.setattr("seamlessflow.weights.download.PAUSES_SECONDS", (0.01,))
-    proxied._limits = Limits(call_seconds=0.5, bytes_per_second=1e12)
+    proxied._limits = StoreTimeouts(call_seconds=0.5, bytes_per_second=1e12)
     proxy.plan(LASTING[trouble], path=WEIGHTS_FILE, begin=3 * RANGE_BYTES)
     began = time.monotonic()
     with pytest.raises(Unavailable):
@@ -161,7 +161,7 @@ def test_a_manifest_that_arrives_damaged_leads_nowhere(proxy: FaultProxy, fetch,
 
 def test_a_server_that_hangs_holds_no_thread(proxy: FaultProxy, proxied, fetch):
     """Calls are cancelled when their time is over, as often as one tries."""
-    proxied._limits = Limits(call_seconds=0.1, bytes_per_second=1e12)
+    proxied._limits = StoreTimeouts(call_seconds=0.1, bytes_per_second=1e12)
     proxy.plan(faults.hang)
     before = {thread for thread in threading.enumerate() if thread.name == "store-call"}
     for _ in range(5):
@@ -169,14 +169,14 @@ def test_a_server_that_hangs_holds_no_thread(proxy: FaultProxy, proxied, fetch):
             proxied.read(f"{weights_path(RUN, 1)}/{MANIFEST}")
     assert not {thread for thread in threading.enumerate() if thread.name == "store-call"} - before
 
-    proxied._limits = Limits()
+    proxied._limits = StoreTimeouts()
     proxy.heal()
     assert same(fetch(), NEW)
 
 
 def test_a_server_that_answers_a_byte_now_and_then_is_no_better_than_one_that_hangs(proxy: FaultProxy, proxied, fetch):
     """No pause between two bytes is long enough for the client's own timer."""
-    proxied._limits = Limits(call_seconds=0.3, bytes_per_second=1e12)
+    proxied._limits = StoreTimeouts(call_seconds=0.3, bytes_per_second=1e12)
     proxy.plan(faults.slow(0.2), path=MANIFEST)
 
     began = time.monotonic()
@@ -187,7 +187,7 @@ def test_a_server_that_answers_a_byte_now_and_then_is_no_better_than_one_that_ha
 
 def test_a_writer_whose_server_hangs_is_told_so(proxy: FaultProxy, proxied):
     """Whole or piece by piece; what may still arrive of it has no manifest."""
-    proxied._limits = Limits(call_seconds=0.3, bytes_per_second=1e12)
+    proxied._limits = StoreTimeouts(call_seconds=0.3, bytes_per_second=1e12)
     proxy.plan(faults.hang, method="PUT")
     with pytest.raises(Unavailable, match="no answer within"):
         proxied.write_chunks("demo/x", [b"some", b"thing"])

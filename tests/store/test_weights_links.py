@@ -14,7 +14,7 @@ from seamlessflow.errors import Unavailable, WrongBytes
 from seamlessflow.store import object_store
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.store.object_store import make_link
-from seamlessflow.store.timeouts import Limits
+from seamlessflow.store.timeouts import StoreTimeouts
 from seamlessflow.weights import WEIGHTS_FILE, publish_folder, weights_path
 from seamlessflow.weights import download as downloads
 from seamlessflow.weights.download import download
@@ -139,10 +139,12 @@ def test_a_mount_that_hangs_when_it_is_read_does_not_hang_whoever_links(local: S
     store, answer = Store(local.url), threading.Event()
 
     def hang(*arguments: object) -> None:
-        store._limits = Limits(call_seconds=0.05, bytes_per_second=1e12)  # of the reads that follow: it was linked in time
+        store._limits = StoreTimeouts(
+            call_seconds=0.05, bytes_per_second=1e12
+        )  # of the reads that follow: it was linked in time
         answer.wait(10)
 
-    store._limits = Limits(call_seconds=1.0, bytes_per_second=1e12)
+    store._limits = StoreTimeouts(call_seconds=1.0, bytes_per_second=1e12)
     monkeypatch.setattr(object_store, "read_at", hang)
     monkeypatch.setattr(downloads, "PAUSES_SECONDS", ())
 
@@ -156,7 +158,7 @@ def test_a_mount_that_hangs_when_it_is_read_does_not_hang_whoever_links(local: S
 @pytest.mark.parametrize("is_removed", [True, False])
 def test_a_link_that_was_given_up_comes_to_nothing(local: Store, tmp_path: Path, monkeypatch, is_removed: bool):
     """Its thread is left behind, and must neither make a removed folder again nor leave a file that nobody knows."""
-    store, answer, ended = Store(local.url, Limits(call_seconds=0.05)), threading.Event(), threading.Event()
+    store, answer, ended = Store(local.url, StoreTimeouts(call_seconds=0.05)), threading.Event(), threading.Event()
 
     def late(*arguments: object) -> bool:
         try:

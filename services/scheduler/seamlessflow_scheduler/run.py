@@ -42,7 +42,7 @@ from seamlessflow.contracts.routes import CONTROL_STREAM
 from seamlessflow.contracts.streams import consumer_name, journal_stream, queue_stream, run_consumers, run_streams
 from seamlessflow.contracts.subjects import message_id_of, subject_filter, subject_filters
 from seamlessflow.errors import BadInput, MalformedMessage, Superseded, Unavailable
-from seamlessflow.runtime import Context, Settling
+from seamlessflow.runtime import Context, GcControl
 
 from .admission.decisions import Observation, closes, is_full, next_events
 from .admission.measurements import MEASURED, RunMeasurements
@@ -109,7 +109,7 @@ class ScheduledRun:
         self._claim = CommitClaim(context.bus, context.journal, run, by)
         self._may_close = False
         """Our claim is the newest, and the state was folded after it."""
-        self._lock, self._settling = FairLock(), Settling()
+        self._lock, self._settling = FairLock(), GcControl()
         self._publisher: PacedPublisher | None = None
         self._opening = ""
         """The episode whose EpisodeOpened is being published; its echo may come before the server's answer."""

@@ -6,7 +6,7 @@ import structlog
 
 from seamlessflow.checkpoints.commit_claim import CommitClaim, read_commits
 from seamlessflow.contracts import Service, TrainerStarted, TrainingEnded
-from seamlessflow.runtime import Context, failure_words, stop_run
+from seamlessflow.runtime import Context, failure_reason, stop_run
 from seamlessflow.weights.reader_leases import read_head
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ async def cannot_begin(context: Context, claim: CommitClaim, run: str, reason: s
     step = 0 if newest is None else newest.step
     head = await read_head(context.bus, run)
     version = 0 if head is None else head.weights_version
-    failure = failure_words(Service.TRAINER, reason)
+    failure = failure_reason(Service.TRAINER, reason)
     ended = TrainingEnded(run=run, step=step, weights_version=version, failure=failure, nonce=claim.nonce)
     await claim.append(ended)
     log.info("training.ended", run=run, step=step, weights_version=version)

@@ -32,7 +32,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import SeamlessFlowError
-from seamlessflow.runtime import Context, HandlerTable, LeaseWatch, Settling
+from seamlessflow.runtime import Context, GcControl, HandlerTable, LeaseWatch
 from seamlessflow.runtime.presence import HOLDER_SECONDS
 from seamlessflow.telemetry import count
 
@@ -114,7 +114,7 @@ class RunMember:
     def __init__(self, context: Context, manager: Manager, until_sure: Callable[[], Awaitable[None]]) -> None:
         self._context, self._manager, self._until_sure = context, manager, until_sure
         self._shelf = TreeShelf(context.store)
-        self._settling = Settling()
+        self._settling = GcControl()
         self._deltas = Deltas(manager.renderer, manager.terms_of)
         self._journal = AnsweringSpeaker(context.bus, context.store, manager.reply_of, self._deltas.answered)
         self._handlers = AnsweringInbox(context.bus, self._journal, context.store, Service.TRAJECTORY_MANAGER, manager.give_up)

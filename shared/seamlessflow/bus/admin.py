@@ -18,7 +18,7 @@ from .connection import NO_RESPONDERS, Wire
 from .consumer import PRIORITY_GROUP
 
 MAX_CONSUMERS = 20_000
-"""Said explicitly: -1 means a hidden 1,000 in nats-server 2.15."""
+"""Set explicitly: -1 means a hidden 1,000 in nats-server 2.15."""
 
 MAX_WAITING_PULLS = 4096
 """Open pull requests per consumer; beyond it the server refuses pulls."""
@@ -41,6 +41,7 @@ class Admin:
         self._patience_seconds = patience_seconds
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Make a journal or queue unless it exists. Raises ConfigError, Unavailable."""
         await self.create_stream(spec.name, queue_config(spec) if spec.source else journal_config(spec))
 
     async def create_stream(self, name: str, config: dict[str, Any]) -> None:
@@ -48,16 +49,19 @@ class Admin:
         _require(await self._call(f"STREAM.CREATE.{name}", config), f"stream {name}")
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        """Make a durable consumer unless it exists. Raises ConfigError, Unavailable."""
         body = {"stream_name": spec.stream, "action": "create", "config": consumer_config(spec)}
         answer = await self._call(f"CONSUMER.CREATE.{spec.stream}.{spec.name}", body)
         _require(answer, f"consumer {spec.name} of {spec.stream}")
 
     async def delete_stream(self, name: str) -> None:
+        """Delete with all its consumers; idempotent."""
         answer = await self._call(f"STREAM.DELETE.{name}", {})
         if _error_code(answer) not in (None, _STREAM_MISSING):
             _require(answer, f"stream {name}")
 
     async def stream_names(self) -> list[str]:
+        """All streams of the account, read page by page."""
         names: list[str] = []
         while True:
             answer = await self._call("STREAM.NAMES", {"offset": len(names)})
@@ -79,7 +83,7 @@ class Admin:
         """The server's answer, an error included unless it is one that passes."""
         patience, trouble = Patience(), Patience()
         while True:
-            said = "no answer"
+            reason = "no answer"
             try:
                 answer = await self._wire.request(
                     f"$JS.API.{endpoint}", json.dumps(body).encode(), timeout_seconds=_CALL_SECONDS
@@ -88,11 +92,13 @@ class Admin:
                     parsed: dict[str, Any] = json.loads(answer.payload)
                     if not _passes(parsed):
                         return parsed
-                    said = parsed["error"]["description"]
+                    reason = parsed["error"]["description"]
             except TimeoutError:
                 pass  # busy, restarting, or not permitted: a violation looks the same from here
             if trouble.seconds > self._patience_seconds:
-                raise Unavailable(f"{endpoint}: {said} for {self._patience_seconds:g} s. Is JetStream on, and may we ask this?")
+                raise Unavailable(
+                    f"{endpoint}: {reason} for {self._patience_seconds:g} s. Is JetStream on, and may we ask this?"
+                )
             await patience.pause()
 
 
@@ -124,6 +130,7 @@ def queue_config(spec: StreamSpec) -> dict[str, Any]:
 
 
 def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
+    """A durable pull consumer with explicit acknowledgement, as the JetStream API wants it."""
     group = {"priority_groups": [PRIORITY_GROUP], "priority_policy": "prioritized"} if spec.prioritized else {}
     return {
         "name": spec.name,
@@ -157,9 +164,9 @@ def _require(answer: dict[str, Any], whose: str) -> dict[str, Any]:
     code = _error_code(answer)
     if code is None:
         return answer
-    said = answer["error"]["description"]
+    reason = answer["error"]["description"]
     if code in _DIFFERENT:
-        raise ConfigError(f"{whose} exists with another configuration ({said}); nothing was changed. Use a new name.")
+        raise ConfigError(f"{whose} exists with another configuration ({reason}); nothing was changed. Use a new name.")
     if answer["error"]["code"] == 404:
-        raise Unavailable(f"{whose}: {said}")
-    raise ConfigError(f"{whose}: {said}")
+        raise Unavailable(f"{whose}: {reason}")
+    raise ConfigError(f"{whose}: {reason}")

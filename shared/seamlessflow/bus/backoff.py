@@ -20,8 +20,10 @@ class Patience:
 
     @property
     def seconds(self) -> float:
+        """Seconds since the start or the last ``forget``."""
         return time.monotonic() - self._since
 
     async def pause(self) -> None:
+        """Sleep, twice as long each time up to the longest pause."""
         await asyncio.sleep(self._next)
         self._next = min(self._longest, self._next * 2)

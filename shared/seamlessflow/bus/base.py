@@ -5,7 +5,7 @@ Two adapters keep these promises and pass one test suite (tests/bus): ``jetstrea
 * **publish** repeats one message under one id until the server has stored it, so a caller never retries by itself.
   A message whose id the journal saw in the last ten minutes is stored once (``Stored.duplicate``).
 * **append** is publish with an expected last sequence: the only fence there is. It raises ``SequenceMismatch`` and
-  stores nothing when somebody else was first. A lost acknowledgement is told apart by the message id (see below).
+  stores nothing when another writer was first. A lost acknowledgement is told apart by the message id (see below).
   The expectation is checked before the id: a message whose id is known is refused, too, once its expectation no longer
   holds. So a refusal of a message that compares another subject does not tell whether an earlier try stored it, and a
   late writer is never answered by the duplicate of its successor's message. While the expectation holds, a repeat
@@ -31,7 +31,7 @@ MAX_PAYLOAD_BYTES = 1 << 20
 """Largest message, headers included; above it publish raises MessageTooLarge. The server's own limit is higher."""
 
 ACK_WAIT_SECONDS = 10.0
-"""A delivery without acknowledgement or progress ping for this long is given to somebody else."""
+"""A delivery without acknowledgement or progress ping for this long is delivered again, to any consumer."""
 
 PROGRESS_SECONDS = 3.0
 """How often a holder of a delivery should call ``in_progress``."""
@@ -79,11 +79,20 @@ class Delivery(Protocol):
     """One message handed to us by a consumer; exactly one of ack, nak, term ends it."""
 
     @property
-    def subject(self) -> str: ...
+    def subject(self) -> str:
+        """The subject it was published on."""
+        ...
+
     @property
-    def payload(self) -> bytes: ...
+    def payload(self) -> bytes:
+        """The body as stored."""
+        ...
+
     @property
-    def headers(self) -> Mapping[str, str]: ...
+    def headers(self) -> Mapping[str, str]:
+        """The headers as stored, the message id among them."""
+        ...
+
     @property
     def num_delivered(self) -> int:
         """1 on the first delivery; polite naks count too."""
@@ -94,9 +103,12 @@ class Delivery(Protocol):
         """Sequence in the queue the message was delivered from."""
         ...
 
-    async def ack(self) -> None: ...
+    async def ack(self) -> None:
+        """Handled: the queue drops the message."""
+        ...
+
     async def nak(self, delay_seconds: float = 0.0) -> None:
-        """Hand back; delivered again after the delay, to anybody."""
+        """Hand back; delivered again after the delay, to any consumer."""
         ...
 
     async def term(self, reason: str) -> None:
@@ -166,8 +178,14 @@ class Entry:
 class KeyValue(Protocol):
     """A bucket of small current state. Values live until replaced, deleted, or ``ttl_seconds`` passed."""
 
-    async def get(self, key: str) -> Entry | None: ...
-    async def put(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int: ...
+    async def get(self, key: str) -> Entry | None:
+        """The live entry of a key, or None."""
+        ...
+
+    async def put(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
+        """Store whatever was there before; returns the new revision."""
+        ...
+
     async def create(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
         """Raises SequenceMismatch when the key exists."""
         ...
@@ -176,7 +194,10 @@ class KeyValue(Protocol):
         """Raises SequenceMismatch when ``revision`` is no longer the key's."""
         ...
 
-    async def delete(self, key: str) -> None: ...
+    async def delete(self, key: str) -> None:
+        """Remove the entry; idempotent."""
+        ...
+
     async def entries(self) -> list[Entry]:
         """All live keys with their values, read now."""
         ...
@@ -202,7 +223,9 @@ class Bus(Protocol):
 
     async def consume(
         self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
-    ) -> Subscription: ...
+    ) -> Subscription:
+        """Pull from a durable consumer until ``leave``; at most ``credit`` deliveries are unhandled at a time."""
+        ...
 
     def read(
         self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False
@@ -225,20 +248,32 @@ class Bus(Protocol):
         """
         ...
 
-    async def ensure_stream(self, spec: StreamSpec) -> None: ...
-    async def ensure_consumer(self, spec: ConsumerSpec) -> None: ...
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Make the stream unless it exists. Raises ConfigError when it exists with another configuration."""
+        ...
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        """Make the consumer unless it exists. Raises ConfigError when it exists with another configuration."""
+        ...
+
     async def delete_stream(self, name: str) -> None:
         """Idempotent."""
         ...
 
-    async def stream_names(self) -> list[str]: ...
-    async def stream_bytes(self, name: str) -> int: ...
+    async def stream_names(self) -> list[str]:
+        """The names of all streams of the account."""
+        ...
+
+    async def stream_bytes(self, name: str) -> int:
+        """Bytes stored in a stream. Raises Unavailable when there is no such stream."""
+        ...
+
     async def pending(self, stream: str, consumer: str) -> int:
         """Messages of a consumer that are neither delivered nor acknowledged, plus those delivered and open."""
         ...
 
     def inbox(self) -> str:
-        """A fresh subject nobody else listens to, under this connection's inbox prefix."""
+        """A fresh subject with no other listener, under this connection's inbox prefix."""
         ...
 
     async def hint(self, subject: str, payload: bytes) -> None:
@@ -249,7 +284,9 @@ class Bus(Protocol):
         """Core subscribe; returns a function that unsubscribes. Handlers must not wait for the server."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End all subscriptions and the connection; idempotent."""
+        ...
 
 
 # What a message looks like on the wire, and the one size check; shared by both buses.

@@ -52,12 +52,13 @@ class Awaited(Generic[T]):
             del self._waiting[token]
 
     def came(self, token: str, answer: T) -> None:
-        """Nothing, where nobody waits for it any more."""
+        """Without effect when its waiter is gone."""
         waiting = self._waiting.get(token)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def fail_all(self, reason: str) -> None:
+        """End every waiter with this reason."""
         for waiting in list(self._waiting.values()):
             _fail(waiting, reason)
 
@@ -68,7 +69,7 @@ def _fail(waiting: asyncio.Future[T], reason: str) -> None:
 
 
 NO_RESPONDERS = 503
-"""Status of a request that nobody listens for: a stream or consumer that is missing, or not recovered yet."""
+"""Status of a request without a listener: a stream or consumer that is missing, or not recovered yet."""
 
 SOON_SECONDS = 0.005
 """How long what is sent ``soon`` may wait for something to travel with."""
@@ -103,10 +104,12 @@ class Wire:
 
     @property
     def connected(self) -> bool:
+        """Whether the server is reachable now."""
         return self._client.is_connected
 
     @property
     def reconnects(self) -> int:
+        """How often the connection was made anew."""
         return int(self._client.stats["reconnects"])
 
     def inbox(self) -> str:
@@ -122,7 +125,7 @@ class Wire:
     async def request(
         self, subject: str, payload: bytes, *, timeout_seconds: float, headers: Mapping[str, str] | None = None
     ) -> Incoming:
-        """One answer, which may be a status (503: nobody listens). Raises TimeoutError, BusClosed."""
+        """One answer, which may be a status (503: no listener). Raises TimeoutError, BusClosed."""
         await self.until_connected()
         copied = dict(headers) if headers is not None else None
         try:
@@ -139,7 +142,7 @@ class Wire:
     async def _answer_inbox(self) -> str:
         """Under which answers come; listened to from the first request on, as long as the connection lives."""
         if not self._answers:
-            async with self._opening:  # nobody may ask before it is listened to
+            async with self._opening:  # no request before the inbox is subscribed
                 if not self._answers:
                     inbox = self.inbox()
                     listening = self._client.subscribe(f"{inbox}.*", cb=self._on_answer, pending_bytes_limit=_PENDING_BYTES)
@@ -161,7 +164,7 @@ class Wire:
             raise TimeoutError(f"the connection is away and its buffer is full: {subject} was not sent") from error
 
     async def send_soon(self, subject: str, payload: bytes) -> None:
-        """``send`` for what nobody waits for: it goes before whatever is sent next, or by itself after ``SOON_SECONDS``.
+        """``send`` of a message without a waiter: it goes before the next message, or by itself after ``SOON_SECONDS``.
 
         A write to the socket wakes the server and costs more than what is written; so acknowledgements share one.
         """
@@ -204,7 +207,7 @@ class Wire:
         return lambda: self._told_when_lost.discard(tell)
 
     async def on_lost(self) -> None:
-        """nats-py says that the connection broke. Open requests end now instead of sitting out their time."""
+        """nats-py reports a broken connection. Open requests end now instead of waiting for their timeout."""
         self._awaited.fail_all("the connection broke")
         for tell in list(self._told_when_lost):
             tell()
@@ -219,6 +222,7 @@ class Wire:
         return True
 
     async def close(self) -> None:
+        """Close for good; later requests raise BusClosed."""
         await self._client.close()
 
     def _raise_if_closed(self) -> None:

@@ -27,57 +27,69 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import structlog
+from typing_extensions import override
 
-from .base import Delivery, Handler
+from .base import Delivery, Handler, Subscription
 from .connection import Incoming, Wire
 
-# One message handed to us by a real consumer, and the four things that can be said about it.
+# A delivery of a real consumer and its four answers: ack, nak, term, in progress.
 #
 # All four are fire and forget: a lost one means another delivery, which every handler tolerates anyway (JetStream
 # delivers at least once, and accepts a late acknowledgement of an earlier delivery). Waiting for the server to confirm
-# would halve the throughput and would still not be a fence. An acknowledgement, for which nobody waits, also lets others
+# would halve the throughput and would still not be a fence. No caller waits for an acknowledgement, so others
 # travel with it (``Wire.send_soon``): it may reach the server a few milliseconds later.
 
 
-class JetStreamDelivery:
+class JetStreamDelivery(Delivery):
+    """A delivery from nats-server; its answers are fire and forget."""
+
     def __init__(self, wire: Wire, incoming: Incoming) -> None:
         self._wire = wire
         self._incoming = incoming
         self.ended = False
-        """True once ack, nak or term was said; nothing is sent after that."""
+        """True once ack, nak or term was sent; nothing is sent after that."""
 
     @property
+    @override
     def subject(self) -> str:
         return self._incoming.subject
 
     @property
+    @override
     def payload(self) -> bytes:
         return self._incoming.payload
 
     @property
+    @override
     def headers(self) -> Mapping[str, str]:
         return self._incoming.headers
 
     @property
+    @override
     def num_delivered(self) -> int:
         return int(self._field(0))
 
     @property
+    @override
     def seq(self) -> int:
         return int(self._field(1))
 
+    @override
     async def ack(self) -> None:
         if not self.ended:
             self.ended = True
             await self._wire.send_soon(self._incoming.reply, b"+ACK")
 
+    @override
     async def nak(self, delay_seconds: float = 0.0) -> None:
         delay = b" " + json.dumps({"delay": int(delay_seconds * 1e9)}).encode() if delay_seconds > 0 else b""
         await self._end(b"-NAK" + delay)
 
+    @override
     async def term(self, reason: str) -> None:
         await self._end(f"+TERM {reason}".encode())
 
+    @override
     async def in_progress(self) -> None:
         if not self.ended:
             await self._reply(b"+WPI")
@@ -103,13 +115,13 @@ EXPIRES_SECONDS = 2.0
 HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 2.2 * HEARTBEAT_SECONDS
 RETRY_SECONDS = 1.0
-"""How long after a refusal (consumer deleted, nobody listens) the next try is made."""
+"""How long after a refusal (consumer deleted, no listener) the next try is made."""
 FAILED_HANDLER_DELAY_SECONDS = 1.0
 PRIORITY_GROUP = "g"
 _LOOK_SECONDS = 0.25
 
 
-class StandingPull:
+class StandingPull(Subscription):
     """See the module. ``priority`` None for a consumer without a priority group; 0 is served before 1.
 
     ``on_left``: told when nothing is held any more.
@@ -132,7 +144,7 @@ class StandingPull:
         self._group = {} if priority is None else {"group": PRIORITY_GROUP, "priority": priority}
         self._handler = handler
         self._credit = credit
-        self._handlers = wire.inbox()
+        self._inbox = wire.inbox()
         self._generation = 0
         self._reconnects = wire.reconnects
         self._open = 0
@@ -144,16 +156,19 @@ class StandingPull:
         self._last_trouble = ""
 
     async def start(self) -> None:
+        """Subscribe to the inbox and begin to pull."""
         self._now = asyncio.get_running_loop().time
-        self._stop_listening = await self._wire.listen(f"{self._handlers}.*", self._on_message)
+        self._stop_listening = await self._wire.listen(f"{self._inbox}.*", self._on_message)
         self._loops = [asyncio.create_task(self._ask_when_woken()), asyncio.create_task(self._watch())]
         self._wake.set()
 
+    @override
     def set_credit(self, credit: int) -> None:
         if credit != self._credit:  # a pull among many is told its share at every delivery of any of them
             self._credit = credit
             self._wake.set()
 
+    @override
     async def leave(self) -> None:
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._leave())
@@ -183,7 +198,7 @@ class StandingPull:
             "idle_heartbeat": int(HEARTBEAT_SECONDS * 1e9),
             **self._group,
         }
-        reply = f"{self._handlers}.{self._generation}-{batch}"
+        reply = f"{self._inbox}.{self._generation}-{batch}"
         await self._wire.send(self._subject, json.dumps(request).encode(), reply=reply)
 
     async def _on_message(self, incoming: Incoming) -> None:
@@ -208,7 +223,7 @@ class StandingPull:
             return
         if incoming.status != 408:
             self._silent_until = self._now() + RETRY_SECONDS
-            self._say_once(f"{incoming.status} {incoming.description.strip()}")
+            self._log_once(f"{incoming.status} {incoming.description.strip()}")
         self._give_back(int(incoming.headers.get("Nats-Pending-Messages", batch)))
         self._wake.set()
 
@@ -251,7 +266,7 @@ class StandingPull:
         self._silent_until = 0.0
         self._give_back(self._open)
 
-    def _say_once(self, trouble: str) -> None:
+    def _log_once(self, trouble: str) -> None:
         if trouble != self._last_trouble:
             self._last_trouble = trouble
             log.warning("bus.pull_refused", trouble=trouble, **self._where)
@@ -266,9 +281,9 @@ class StandingPull:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._stop_listening()
         self.abandon()
-        self._handler = _nobody  # it goes with all that it refers to, whoever still has the subscription
+        self._handler = _ignore  # it goes with all that it refers to, whoever still has the subscription
         self._on_left(self)
 
 
-async def _nobody(delivery: Delivery) -> None:
+async def _ignore(delivery: Delivery) -> None:
     await delivery.nak()

@@ -18,11 +18,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
 from nats.aio.client import Client
+from typing_extensions import override
 
 from seamlessflow.redaction import without_password
 
 from .admin import Admin
-from .base import ConsumerSpec, Handler, KeyValue, Message, Record, Stored, StreamSpec, Subscription
+from .base import Bus, ConsumerSpec, Handler, KeyValue, Message, Record, Stored, StreamSpec, Subscription
 from .connection import Incoming, Wire
 from .consumer import StandingPull
 from .kv import JetStreamKeyValue
@@ -32,11 +33,11 @@ from .reader import DirectGet, Reader
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 30.0
-"""How long a stream that nobody serves is waited for. A cluster that lost its leader takes about 7 s."""
+"""How long to wait for a stream without a server. A cluster that lost its leader takes about 7 s."""
 
 CLOSED_EXIT_CODE = 70
 
-_SAY_AGAIN_SECONDS = 5.0
+_LOG_AGAIN_SECONDS = 5.0
 
 
 async def connect(
@@ -74,28 +75,28 @@ async def connect(
 
 
 class _Lifetime:
-    """Tells our own close from the server's, and trouble that is new from trouble already said."""
+    """Tells our own close from the server's, and new trouble from trouble already logged."""
 
     def __init__(self, name: str, url: str, on_closed_for_good: Callable[[], None]) -> None:
         self.ends_on_purpose = False
         self._log = log.bind(connection=name, nats=without_password(url))
         self._on_closed_for_good = on_closed_for_good
-        self._said = ("", 0.0)
+        self._logged = ("", 0.0)
 
     async def on_error(self, error: Exception) -> None:
         trouble = f"{type(error).__name__}: {error}"
-        said, at = self._said
-        if trouble != said or time.monotonic() - at > _SAY_AGAIN_SECONDS:
-            self._said = (trouble, time.monotonic())
+        logged, at = self._logged
+        if trouble != logged or time.monotonic() - at > _LOG_AGAIN_SECONDS:
+            self._logged = (trouble, time.monotonic())
             self._log.warning("bus.trouble", error=trouble)
 
     async def on_closed(self) -> None:
         if not self.ends_on_purpose:
-            self._log.error("bus.closed_for_good", last_trouble=self._said[0])
+            self._log.error("bus.closed_for_good", last_trouble=self._logged[0])
             self._on_closed_for_good()
 
 
-class JetStreamBus:
+class JetStreamBus(Bus):
     """Made by ``connect``. Keeps the promises of ``base.Bus``."""
 
     def __init__(self, wire: Wire, lifetime: _Lifetime, patience_seconds: float) -> None:
@@ -110,12 +111,15 @@ class JetStreamBus:
         """By name, with the ``reconnects`` at which it was known to be there."""
 
     @property
+    @override
     def connected(self) -> bool:
         return self._wire.connected
 
+    @override
     async def publish(self, message: Message) -> Stored:
         return await self._publisher.publish(message)
 
+    @override
     async def consume(
         self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
     ) -> Subscription:
@@ -126,17 +130,21 @@ class JetStreamBus:
         self._pulls.add(pull)
         return pull
 
+    @override
     def read(
         self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False
     ) -> AsyncIterator[Record]:
         return self._reader.read(stream, filters=filters, start_seq=start_seq, follow=follow)
 
+    @override
     async def last(self, stream: str, subject: str) -> Record | None:
         return await self._direct.get(stream, {"last_by_subj": subject})
 
+    @override
     async def first(self, stream: str, subject: str) -> Record | None:
         return await self._direct.get(stream, {"seq": 1, "next_by_subj": subject})
 
+    @override
     async def kv(self, bucket: str) -> KeyValue:
         reconnects = self._wire.reconnects
         known = self._buckets.get(bucket)
@@ -147,31 +155,40 @@ class JetStreamBus:
         self._buckets[bucket] = (reconnects, store)
         return store
 
+    @override
     async def ensure_stream(self, spec: StreamSpec) -> None:
         await self._admin.ensure_stream(spec)
 
+    @override
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         await self._admin.ensure_consumer(spec)
 
+    @override
     async def delete_stream(self, name: str) -> None:
         await self._admin.delete_stream(name)
 
+    @override
     async def stream_names(self) -> list[str]:
         return await self._admin.stream_names()
 
+    @override
     async def stream_bytes(self, name: str) -> int:
         return await self._admin.stream_bytes(name)
 
+    @override
     async def pending(self, stream: str, consumer: str) -> int:
         return await self._admin.pending(stream, consumer)
 
+    @override
     def inbox(self) -> str:
         return self._wire.inbox()
 
+    @override
     async def hint(self, subject: str, payload: bytes) -> None:
         if self._wire.connected:  # later would be too late for a hint
             await self._wire.send(subject, payload)
 
+    @override
     async def on_hint(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def on_message(incoming: Incoming) -> None:
             await handler(incoming.payload)
@@ -185,6 +202,7 @@ class JetStreamBus:
             pull.abandon()
         await self._wire.close()
 
+    @override
     async def close(self) -> None:
         """Flush and close. Leave subscriptions first: what one that was not left holds comes again after ack_wait."""
         self._lifetime.ends_on_purpose = True

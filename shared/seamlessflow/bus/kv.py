@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import uuid
 
+from typing_extensions import override
+
 from seamlessflow.errors import ConfigError, SequenceMismatch
 
 from .admin import Admin
-from .base import Entry, Message, Record, checked_key, checked_ttl
+from .base import Entry, KeyValue, Message, Record, checked_key, checked_ttl
 from .publish import Publisher
 from .reader import DirectGet, Reader
 
@@ -20,7 +22,9 @@ DELETE_MARKER_SECONDS = 60
 """A deleted key's marker goes away by itself, so that keys that come and go cost nothing."""
 
 
-class JetStreamKeyValue:
+class JetStreamKeyValue(KeyValue):
+    """A bucket read by direct get and written by publish, over its stream ``KV_{bucket}``."""
+
     def __init__(self, bucket: str, publisher: Publisher, direct: DirectGet, reader: Reader) -> None:
         self._bucket = bucket
         self._stream = f"KV_{bucket}"
@@ -39,13 +43,16 @@ class JetStreamKeyValue:
             if not await self._direct.serves(self._stream):  # else another tool made it, with options of its own
                 raise
 
+    @override
     async def get(self, key: str) -> Entry | None:
         record = await self._direct.get(self._stream, {"last_by_subj": self._subject(key)})
         return self._entry(record) if record is not None and not _is_marker(record) else None
 
+    @override
     async def put(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
         return await self._store(key, value, ttl_seconds, None)
 
+    @override
     async def create(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
         try:
             return await self._store(key, value, ttl_seconds, 0)
@@ -55,13 +62,16 @@ class JetStreamKeyValue:
                 raise
             return await self._store(key, value, ttl_seconds, record.seq if record is not None else 0)
 
+    @override
     async def update(self, key: str, value: bytes, revision: int, *, ttl_seconds: int | None = None) -> int:
         return await self._store(key, value, ttl_seconds, revision)
 
+    @override
     async def delete(self, key: str) -> None:
         if await self.get(key) is not None:
             await self._store(key, b"", DELETE_MARKER_SECONDS, None, {"KV-Operation": "DEL"})
 
+    @override
     async def entries(self) -> list[Entry]:
         # Not up to a tail read before: a key rewritten in between would be on neither side of it.
         newest = {record.subject: record async for record in self._reader.read_all(self._stream, f"{self._prefix}>")}

@@ -52,7 +52,7 @@ class FolderLock:
     def take(self, patience_seconds: float) -> int:
         """The descriptor that holds the lock, for the server to inherit. Taken already: the same one again.
 
-        Raises ConfigError when somebody else has held it all the while.
+        Raises ConfigError when another process has held it all the while.
         """
         if self._descriptor is not None:
             return self._descriptor
@@ -151,6 +151,7 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
+        """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, lock_seconds: float = LOCK_SECONDS) -> EmbeddedServer:
@@ -196,6 +197,7 @@ class EmbeddedServer:
 
     @property
     def log_path(self) -> Path:
+        """The server's log file."""
         return self._folder / "nats-server.log"
 
     def stop(self) -> None:
@@ -204,7 +206,7 @@ class EmbeddedServer:
         self._lock.release()
 
     def kill(self) -> None:
-        """SIGKILL: what the server had said it stored must be there at the next start. Idempotent."""
+        """SIGKILL: everything that the server acknowledged must be there at the next start. Idempotent."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -212,7 +214,7 @@ class EmbeddedServer:
         self._lock.release()
 
     def restart(self) -> None:
-        """Stop unless it is dead already, and start on the same port and folder, which nobody can take in between."""
+        """Stop unless it is dead already, and start on the same port and folder, which no other process can take in between."""
         self._end()
         self.start()
 
@@ -231,12 +233,12 @@ class EmbeddedServer:
         deadline = time.monotonic() + READY_SECONDS
         while not _answers(self.port):
             if not self.running:
-                raise Unavailable(f"nats-server ended at once; its last words: {self._last_words()}")
+                raise Unavailable(f"nats-server ended at once; its last words: {self._log_tail()}")
             if time.monotonic() > deadline:
                 raise Unavailable(f"nats-server did not listen on port {self.port} within {READY_SECONDS:g} s")
             time.sleep(0.01)
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return lines[-1] if lines else "none"
 
@@ -248,7 +250,7 @@ def _kept_password(config: Path) -> str | None:
 
 
 def _kept_port(config: Path) -> int | None:
-    """The port that this folder's server had before, unless somebody else has it now: addresses that were kept stay right."""
+    """The port that this folder's server had before, unless another process has it now, so that stored addresses stay right."""
     found = _PORT.search(config.read_text()) if config.is_file() else None
     return None if found is None or _answers(int(found[1])) else int(found[1])
 

@@ -1,9 +1,9 @@
 """Publish until stored: one message, one id, as many tries as it takes.
 
 A time-out, a reconnect and a busy server are all answered by sending the same bytes again; the journal keeps the first
-copy only. Three things end the loop otherwise: the message is refused for good (BadInput), somebody else was first
-(SequenceMismatch), or nobody has listened on the subject for ``patience_seconds`` of being connected (Unavailable).
-A full stream does not end it: waiting is the back-pressure, and the log says so every ten seconds.
+copy only. Three things end the loop otherwise: the message is refused for good (BadInput), another writer was first
+(SequenceMismatch), or the subject had no listener for ``patience_seconds`` of being connected (Unavailable).
+A full stream does not end it: waiting is the back-pressure, logged every ten seconds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ ACKNOWLEDGEMENT_SECONDS = 2.0
 
 _WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 _WORTH_REPEATING = frozenset({10158})  # the same id is being stored at this moment
-_SAY_EVERY_SECONDS = 10.0
+_LOG_EVERY_SECONDS = 10.0
 
 
 class Publisher:
+    """Publishes messages and reads back whether a refused append was stored."""
+
     def __init__(self, wire: Wire, direct: DirectGet, patience_seconds: float) -> None:
         self._wire = wire
         self._direct = direct
@@ -40,7 +42,7 @@ class Publisher:
         """See ``Bus.publish``."""
         headers = headers_of(message)
         check_size(message, headers)
-        patience, unheard, said = Patience(), Patience(), Patience()
+        patience, unheard, last_log = Patience(), Patience(), Patience()
         while True:
             reconnects = self._wire.reconnects
             answer = await self._try(message, headers)
@@ -58,8 +60,8 @@ class Publisher:
                     f"no stream has listened on {message.subject} for {self._patience_seconds:g} s; "
                     f"{message.message_id} is not stored. Was the run's journal created?"
                 )
-            if said.seconds > _SAY_EVERY_SECONDS:
-                said.forget()
+            if last_log.seconds > _LOG_EVERY_SECONDS:
+                last_log.forget()
                 log.warning("bus.publish_waits", subject=message.subject, message_id=message.message_id)
             await patience.pause()
 
@@ -72,7 +74,7 @@ class Publisher:
             return None
 
     async def _outcome(self, message: Message, answer: Incoming) -> Stored | None:
-        """What the server says; None: try again."""
+        """The server's answer; None: try again."""
         try:
             body = json.loads(answer.payload)
         except ValueError as error:
@@ -86,7 +88,7 @@ class Publisher:
             return None
         raise BadInput(f"{message.message_id} on {message.subject} was refused: {refusal['description']}")
 
-    async def _ours_or_mismatch(self, message: Message, stream: str, said: str) -> Stored:
+    async def _ours_or_mismatch(self, message: Message, stream: str, refusal: str) -> Stored:
         """A refused append may be our own, stored before its acknowledgement got lost.
 
         Had it been stored, it would be the first message of the compared subject after the expected sequence, whoever
@@ -100,5 +102,5 @@ class Publisher:
         first = f"{rival.message_id or 'a message'} (sequence {rival.seq})" if rival else "nothing that is still stored"
         raise SequenceMismatch(
             f"{message.message_id} expected {expected} to be the last sequence of {compared}, but {first} came after "
-            f"it ({said}); nothing was stored"
+            f"it ({refusal}); nothing was stored"
         )

@@ -1,6 +1,6 @@
 """Reading a stream in order: direct-get batches, no consumer, no permission to create one.
 
-A request says where to go on, so a server restart costs one repeated request.
+Each request names its first sequence, so a server restart costs one repeated request.
 Following asks "what is last?" every 0.1 s, every 0.25 s while nothing comes, and reads what is new in one batch. That costs
 four answers a second, and in exchange there is no subscription that could be lost without a sign.
 A stream that is deleted and made again under its name while it is followed is not noticed: runs do not reuse names.
@@ -56,7 +56,7 @@ def record_from(answer: Incoming) -> Record:
 
 
 class DirectGet:
-    """Single reads. ``patience_seconds``: how long a stream that nobody serves is asked for before Unavailable."""
+    """Single reads. ``patience_seconds``: how long to ask for a stream without a server before Unavailable."""
 
     def __init__(self, wire: Wire, patience_seconds: float) -> None:
         self._wire = wire
@@ -90,7 +90,7 @@ class DirectGet:
         return last.seq if last is not None else 0
 
     def give_up_after(self, unserved: Patience, stream: str) -> None:
-        """Raises Unavailable when nobody has served the stream for the whole of our patience."""
+        """Raises Unavailable when no server had the stream for ``patience_seconds``."""
         if unserved.seconds > self._patience_seconds:
             raise Unavailable(f"stream {stream} has not answered for {self._patience_seconds:g} s. Does it exist?")
 
@@ -124,18 +124,18 @@ class Batch:
 
 
 class Batches:
-    """Asks for one batch at a time; an async context manager around its handlers."""
+    """Asks for one batch at a time; an async context manager around its inbox."""
 
     def __init__(self, wire: Wire, stream: str) -> None:
         self._wire = wire
         self._subject = f"$JS.API.DIRECT.GET.{stream}"
-        self._handlers = wire.inbox()
+        self._inbox = wire.inbox()
         self._request = 0
         self._batch = Batch()
         self._ended = asyncio.Event()
 
     async def __aenter__(self) -> Batches:
-        self._stop = await self._wire.listen(f"{self._handlers}.*", self._on_answer)
+        self._stop = await self._wire.listen(f"{self._inbox}.*", self._on_answer)
         self._stop_hearing_of_loss = self._wire.when_lost(lambda: self._ended.set())
         return self
 
@@ -152,7 +152,7 @@ class Batches:
         self._batch, self._ended = Batch(), asyncio.Event()
         query = {"batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES, "seq": start_seq, "next_by_subj": pattern}
         try:
-            await self._wire.send(self._subject, json.dumps(query).encode(), reply=f"{self._handlers}.{self._request}")
+            await self._wire.send(self._subject, json.dumps(query).encode(), reply=f"{self._inbox}.{self._request}")
             # Not wait_for: before Python 3.12 it swallows a cancellation that meets the event.
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._ended.wait()
@@ -183,6 +183,8 @@ LONGEST_LOOK_SECONDS = 0.25
 
 
 class Reader:
+    """Reads a stream in order, by batched direct gets."""
+
     def __init__(self, wire: Wire, direct: DirectGet) -> None:
         self._wire = wire
         self._direct = direct

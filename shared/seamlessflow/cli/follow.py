@@ -31,7 +31,7 @@ from seamlessflow.contracts import (
 from seamlessflow.errors import ConfigError, SeamlessFlowError
 from seamlessflow.reports.ledger import LedgerFold
 from seamlessflow.reports.run_view import RunView
-from seamlessflow.timeline import LanesFold
+from seamlessflow.timeline import TimelineFold
 
 from .console import run_screen
 from .metrics_files import MetricsFiles
@@ -106,7 +106,7 @@ class Follower:
     def __init__(self, run: str, config: RunConfig, folder: Folder, console: Console) -> None:
         self.view = RunView()
         self.ledger = LedgerFold()
-        self.lanes = LanesFold()
+        self.lanes = TimelineFold()
         self.up_to_date = asyncio.Event()
         """The run has started, and everything its journal held when we came has been seen."""
         self._run, self._config, self._folder, self._console = run, config, folder, console

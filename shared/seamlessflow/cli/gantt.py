@@ -14,7 +14,7 @@ from rich.table import Table
 from seamlessflow.client import Client
 from seamlessflow.contracts.routes import BY_EVENT
 from seamlessflow.errors import ConfigError
-from seamlessflow.timeline import READS, Lanes, LanesFold, Shares
+from seamlessflow.timeline import READS, Shares, Timeline, TimelineFold
 from seamlessflow.timeline.draw import write_html, write_png
 from seamlessflow.timeline.draw.layout import Rows, columns_of, duration, percent, rows_of
 
@@ -44,7 +44,7 @@ def gantt(
     if since is not None and until is not None and since >= until:
         raise ConfigError(f"--from {since:g} --to {until:g}: there is nothing between the two")
 
-    async def read() -> Lanes:
+    async def read() -> Timeline:
         async with reach(run, nats, store) as client:
             await require_run(client, run)
             return await read_lanes(client, run)
@@ -60,15 +60,15 @@ def gantt(
     _write(console, lanes, out or RUNS / run, png=png)
 
 
-async def read_lanes(client: Client, run: str) -> Lanes:
+async def read_lanes(client: Client, run: str) -> Timeline:
     """A run's journal, folded; of a run that goes on, up to now."""
-    fold = LanesFold()
+    fold = TimelineFold()
     async for record, event in client.events(run, without=NO_USE):
         fold.apply(event, record.time)
     return fold.lanes(run)
 
 
-def _part(lanes: Lanes, since: float | None, until: float | None) -> Lanes:
+def _part(lanes: Timeline, since: float | None, until: float | None) -> Timeline:
     part = lanes.part(since, until)
     if not part.spans:
         asked = " ".join(f"--{name} {at:g}" for name, at in (("from", since), ("to", until)) if at is not None)
@@ -76,7 +76,7 @@ def _part(lanes: Lanes, since: float | None, until: float | None) -> Lanes:
     return part
 
 
-def _write(console: Console, lanes: Lanes, folder: Path, *, png: bool) -> None:
+def _write(console: Console, lanes: Timeline, folder: Path, *, png: bool) -> None:
     written = [folder / "gantt.html"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,9 +93,9 @@ def _write(console: Console, lanes: Lanes, folder: Path, *, png: bool) -> None:
     console.print(f"pictures: {', '.join(map(str, written))}", markup=False, soft_wrap=True)
 
 
-def _print(console: Console, lanes: Lanes, rows: Rows) -> None:
+def _print(console: Console, lanes: Timeline, rows: Rows) -> None:
     window = rows.window[1] - rows.window[0]
-    table = Table(title=f"{escape(lanes.title)}: {rows.window_words}, {duration(window)}")
+    table = Table(title=f"{escape(lanes.title)}: {rows.window_text}, {duration(window)}")
     columns = columns_of(row.shares for row in rows.rows)
     for name in ("", *columns):
         table.add_column(name, justify="left" if not name else "right")

@@ -1,4 +1,4 @@
-"""What a node with a device says of itself: its operator's tags, and what its hardware is, told or found."""
+"""What a node with a device announces: its operator's tags, and its hardware as configured or detected."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def found(device: str = "auto") -> Hardware:
     return Hardware(device="cpu", memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
 
-# What the hardware of a node is, of which several processes say something. Pure.
+# The hardware of a node, merged from the reports of its processes. Pure.
 #
-# Always true: it does not matter in which order they said it, nor who said it last. What is true of a device is so for whoever
+# Always true: the order of the reports does not matter. What is true of a device is so for whoever
 # uses it, so it may be told to either process; where both know a fact, the rollout-worker's counts.
 
 
 _FIRST = (Service.ROLLOUT_WORKER.value, Service.TRAINER.value)
 
 
-def hardware_of(said: Mapping[str, Hardware]) -> Hardware | None:
-    """Each fact from the first process that knows it. ``said``: by service. None: nobody said anything."""
-    if not said:
+def hardware_of(reports: Mapping[str, Hardware]) -> Hardware | None:
+    """Each fact from the first process that knows it. ``reports``: by service. None: no report."""
+    if not reports:
         return None
-    services = sorted(said, key=lambda service: (_FIRST.index(service) if service in _FIRST else len(_FIRST), service))
-    facts = [said[service].model_dump() for service in services]
+    services = sorted(reports, key=lambda service: (_FIRST.index(service) if service in _FIRST else len(_FIRST), service))
+    facts = [reports[service].model_dump() for service in services]
     return Hardware.model_validate({name: next((f[name] for f in facts if f[name]), facts[0][name]) for name in facts[0]})

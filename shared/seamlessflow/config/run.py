@@ -126,11 +126,12 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _somebody_samples_during_a_step(self) -> RunConfig:
         if self.algorithm.begin_share < 1 and self.fleet.policy == "colocated":
-            raise ValueError("algorithm.begin_share must be 1 where fleet.policy is colocated: nobody samples during a step")
+            raise ValueError("algorithm.begin_share must be 1 where fleet.policy is colocated: no node samples during a step")
         return self
 
     @property
     def envs(self) -> tuple[str, ...]:
+        """The environment tags of the agents, in order."""
         return tuple(agent.env for agent in self.agents)
 
     @property
@@ -158,11 +159,12 @@ class RunConfig(Section):
         return next((agent for agent in self.agents if agent.env == env), None)
 
     def shard_of(self, episode: str) -> int:
+        """The shard of an episode."""
         return partition(episode, self.fleet.shards)
 
     @property
     def document(self) -> dict[str, Any]:
-        """What ``parse_run_config`` reads, as JSON values, without keys that say what their absence says: older services refuse
+        """What ``parse_run_config`` reads, as JSON values, without keys whose value equals their default: older services refuse
         a key that they do not know."""
         written = self.model_dump(mode="json", exclude_none=True)
         if self.weights == FULL_ALWAYS:
@@ -171,7 +173,7 @@ class RunConfig(Section):
 
 
 def load_run_config(path: Path, overrides: dict[str, Any] | None = None) -> RunConfig:
-    """Read and validate a run file. ``overrides`` maps dotted keys to values. Raises ConfigError that says what to set."""
+    """Read and validate a run file. ``overrides`` maps dotted keys to values. Raises ConfigError that names the setting."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as wrong:

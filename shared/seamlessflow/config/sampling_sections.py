@@ -1,6 +1,6 @@
-"""Sections of a run file that say what is sampled: model, tasks, agents, sampling, evaluation.
+"""Sections of a run file about sampling: model, tasks, agents, sampling, evaluation.
 
-Every field says what its value means. A wrong key or value is refused with words that name what to set; ``run_config`` puts the
+Every field documents its value. A wrong key or value is refused with a message that names the setting; ``run`` puts the
 key's name before them.
 """
 
@@ -16,7 +16,7 @@ from seamlessflow.contracts.tags import ROLLOUT_TAG, canonical, work_tag
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 REPORTED = "reported"
-"""Instead of a verifier: an external agent says the reward itself."""
+"""Instead of a verifier: an external agent reports the reward itself."""
 
 
 class Section(BaseModel):
@@ -89,10 +89,10 @@ class AgentSection(Section):
     """Program and arguments, no shell; ``{prompt}`` is replaced, and ``{checkout}`` by the project's folder: it starts in an
     empty one of its own. What it prints on standard output is judged."""
     external: bool = False
-    """True: it runs elsewhere, opens episodes at a gateway over HTTP and says there how each ended (docs/operations.md)."""
+    """True: it runs elsewhere, opens episodes at a gateway over HTTP and reports there how each ended (docs/operations.md)."""
     reward: str = "reasoning_gym"
     """``reasoning_gym`` (the data set's own scorer) or a verifier ``module:function``:
-    ``function(answer: str, task: dict) -> float``. ``reported``: an external agent says the number itself."""
+    ``function(answer: str, task: dict) -> float``. ``reported``: an external agent reports the number itself."""
     deadline_seconds: PositiveFloat = 120.0
     """Killed (an external one: its episode ended) after this long. The clock stands still while a call waits for its answer;
     ten times as long (at least half an hour) is the limit for all time together."""

@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SEAMLESSFLOW_", extra="ignore", use_attribute_docstrings=True)
 
     nats_url: str = "nats://127.0.0.1:4222"
-    """Where JetStream is. A service waits for it, saying so."""
+    """Where JetStream is. A service waits for it and logs that it waits."""
     store_url: str = Field(default_factory=lambda: f"file://{Path.cwd() / 'runs' / 'store'}")
     """Any fsspec URL all services can reach: weights, checkpoints, large messages."""
     store_call_seconds: float = Field(default=30.0, gt=0)

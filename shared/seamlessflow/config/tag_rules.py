@@ -49,7 +49,7 @@ class Rule:
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule that a text says. Raises ValueError, saying what one looks like."""
+    """The rule in a text. Raises ValueError with an example of a rule."""
     found = _RULE.match(text)
     names = [] if found is None else [found["fact"], *([found["by"]] if found["by"] else [])]
     if found is None or not all(name in FACTS for name in names):

@@ -1,6 +1,6 @@
-"""Sections of a run file that say how is learnt from what is sampled: algorithm, fleet, checkpoints, weights.
+"""Sections of a run file about training: algorithm, fleet, checkpoints, weights.
 
-Every field says what its value means, as in ``run_sections``.
+Every field documents its value, as in ``sampling_sections``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AlgorithmSection(Section):
     """Drop groups in which every reward is equal, and sample others instead (every step has its full share of groups that
     teach). False: they count as groups of the step, and cost it no gradients (steps come at a steady pace)."""
     stop_after_failed_groups: PositiveInt | None = None
-    """The run stops, saying why, when this many groups failed one after the other and no episode completed in between.
+    """The run stops with this reason when this many groups failed one after the other and no episode completed in between.
     None: 2 * groups_per_step."""
     stop_after_dropped_groups: PositiveInt | None = None
     """The run ends when this many groups were dropped, for whatever reason, and no step was taken in between: well, where
@@ -125,7 +125,7 @@ class FleetSection(Section):
     long_tail: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Episodes that should take this many times the run's mean tokens, or more, are started first, and kept off nodes that
     training will call back as long as those have anything else to do. What a task should take is what the same prompt took
-    before, or what its author says (``TaskSubmitted.expected_tokens``). None: all are alike. Try 1.5 where steps are
+    before, or its author's estimate (``TaskSubmitted.expected_tokens``). None: all are alike. Try 1.5 where steps are
     synchronous (``max_staleness = 0``) and there are fewer slots than episodes in a step, with ``buckets`` at least as many
     as workers; where steps are not synchronous it costs a little (docs/adr/0010)."""
     max_attempts: PositiveInt = 3
@@ -170,7 +170,7 @@ ALL_LINEAR = "all-linear"
 
 class LoraSection(Section):
     """Train low-rank adapters beside the model's weights, which stay as they are (LoRA, arXiv:2106.09685). Versions are the
-    adapters alone, whole and in float32, whatever ``weights.full_every`` says; workers merge them (docs/adr/0018)."""
+    adapters alone, whole and in float32, whatever the value of ``weights.full_every``; workers merge them (docs/adr/0018)."""
 
     rank: PositiveInt = 16
     """Columns of the smaller matrices."""

@@ -89,7 +89,7 @@ class Record(BaseModel):
         return given
 
 
-def says_nothing(value: object) -> bool:
+def is_absent(value: object) -> bool:
     """For ``Field(exclude_if=...)`` of an added field: without it the bytes are those that older writers wrote."""
     return value is None or value == () or value == ""
 

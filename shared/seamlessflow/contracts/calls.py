@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from .arrays import Float32s, Int32s
-from .base import Event, Record, Token, says_nothing
+from .base import Event, Record, Token, is_absent
 from .episodes import EpisodeOrigin, Sampling
 from .tags import Tag
 
@@ -37,11 +37,11 @@ class CallRequested(Event):
     """The answer lists its tokens with their logprobs."""
     tool_choice: str | None = None
     min_weights_version: int = 0
-    weights_version: int | None = Field(default=None, exclude_if=says_nothing)
+    weights_version: int | None = Field(default=None, exclude_if=is_absent)
     """The version that its episode keeps, in a run with ``weights.pinned``; ``tag`` names its slot. None: the newest."""
     seed: int
     reply: str = ""
-    """EventHandlers for the hint; the durable answer is the CallAnswered event."""
+    """Inbox for the hint; the durable answer is the CallAnswered event."""
 
 
 class CallError(Record):

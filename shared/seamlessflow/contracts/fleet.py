@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from .base import Event, Record, Token, says_nothing
+from .base import Event, Record, Token, is_absent
 
 
 class Role(StrEnum):
@@ -92,7 +92,7 @@ class NodeStatus(Record):
     """Trajectory-manager: the run whose model it has, so that it can take shards without delay. Others: the run of
     ``versions``."""
     facts: dict[str, str | int | float] = {}
-    versions: tuple[int, ...] = Field(default=(), exclude_if=says_nothing)
+    versions: tuple[int, ...] = Field(default=(), exclude_if=is_absent)
     """Of ``run``, where its episodes keep their weights version: rollout-worker: versions it can sample under; agent-runner:
     versions that its episodes keep."""
 
@@ -133,10 +133,10 @@ class Lease(Record):
     backups have no room for."""
     hand_back: bool = False
     """On losing rollout: true hands generations back to the queue, false freezes them in the engine."""
-    keeps: int | None = Field(default=None, exclude_if=says_nothing)
+    keeps: int | None = Field(default=None, exclude_if=is_absent)
     """In a run with ``weights.pinned``: the older weights version that the node has beside the newest, fetched where it is
     not there. None: whichever was the newest before."""
-    let_go: tuple[int, ...] = Field(default=(), exclude_if=says_nothing)
+    let_go: tuple[int, ...] = Field(default=(), exclude_if=is_absent)
     """Versions that episodes still keep and nobody has any more: their generations go on under the newest."""
 
 

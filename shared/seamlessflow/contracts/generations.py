@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from .arrays import Float32s, Int32s
-from .base import Event, Token, says_nothing
+from .base import Event, Token, is_absent
 from .episodes import Sampling
 from .tags import Tag
 
@@ -38,7 +38,7 @@ class GenerationRequested(Event):
     stream: bool = False
     """Somebody reads along: segments are said as early as they can be."""
     min_weights_version: int = 0
-    weights_version: int | None = Field(default=None, exclude_if=says_nothing)
+    weights_version: int | None = Field(default=None, exclude_if=is_absent)
     """Sample under this version, where it can still be had. None: under the newest, whichever that is at each token."""
     seed: int
 
@@ -87,7 +87,7 @@ class SegmentSampled(Event):
     """Set: nothing more will be sampled; this segment is the last, and no GenerationEnded follows."""
     worker: Token | None = None
     """Set on a first segment that was there before its claim was said: it is the claim as well, and none was."""
-    bucket: int | None = Field(default=None, exclude_if=says_nothing)
+    bucket: int | None = Field(default=None, exclude_if=is_absent)
     """With ``finish``: the affinity bucket in which the next generations of its episode find this worker, which has its
     context. None: the one that this generation was in."""
 
@@ -101,7 +101,7 @@ class GenerationEnded(Event):
     nonce: Token
     finish: GenerationFinish
     num_tokens: int
-    bucket: int | None = Field(default=None, exclude_if=says_nothing)
+    bucket: int | None = Field(default=None, exclude_if=is_absent)
     """As that of a last segment."""
 
 

@@ -1,4 +1,4 @@
-"""The wiring table: which event goes on which subject, who says it, who acts on it. The only place with subjects.
+"""The wiring table: the subject, publishers and handlers of each event. The only place with subjects.
 
 ``ROUTES`` has a row for each event, ``QUEUES`` one for each service that acts on events. Everything else is derived:
 subjects and ids (``addresses``), streams and consumers (``streams``), and by the exports schemas, permissions and
@@ -37,7 +37,7 @@ class Route:
 
     event: type[Event]
     subject: str
-    said_by: tuple[Service, ...]
+    published_by: tuple[Service, ...]
     message_id: str
     """Template of the de-duplication id; together with the run it names one fact."""
     once: str | None = None
@@ -54,9 +54,9 @@ class Route:
         return CONTROL_STREAM if self.subject.startswith(CONTROL_SUBJECTS.removesuffix(">")) else JOURNAL
 
 
-def _once(event: type[Event], subject: str, said_by: tuple[Service, ...], message_id: str, *, over: str = "") -> Route:
+def _once(event: type[Event], subject: str, published_by: tuple[Service, ...], message_id: str, *, over: str = "") -> Route:
     """A row for what may exist only once: over its own subject, or over a wider one."""
-    return Route(event, subject, said_by, message_id, once=over or subject)
+    return Route(event, subject, published_by, message_id, once=over or subject)
 
 
 _SEGMENT = "sf.{run}.ev.segment.{shard}.{episode}.{generation}"
@@ -67,14 +67,14 @@ whose an event is can be told without its payload, which may rest in the store."
 
 
 def _under_claim(
-    event: type[Event], subject: str, said_by: tuple[Service, ...], message_id: str, *, formerly: str | None = None
+    event: type[Event], subject: str, published_by: tuple[Service, ...], message_id: str, *, formerly: str | None = None
 ) -> Route:
     """A row for what only the newest claim may publish."""
-    return Route(event, subject, said_by, message_id, claimed=_COMMITS, formerly=formerly)
+    return Route(event, subject, published_by, message_id, claimed=_COMMITS, formerly=formerly)
 
 
 ROUTES: tuple[Route, ...] = (
-    # event, subject, said by, message id
+    # event, subject, published by, message id
     _once(runs.RunRequested, "sf.ctl.run.{run}.requested", (USER,), "requested"),
     Route(runs.RunStopRequested, "sf.ctl.run.{run}.stop", (USER, TRAINER, WORKER, MANAGER), "stop"),
     _once(runs.RunStarted, "sf.{run}.ev.run.started", (SCHEDULER,), "started"),
@@ -132,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 HINTS: tuple[type[Event], ...] = (calls.AnswerDelta,)
-"""Events that are never stored: they go to one waiter's handlers, over core NATS, and may be lost."""
+"""Events that are never stored: they go to one waiter's inbox, over core NATS, and may be lost."""
 
 BY_EVENT: Mapping[type[Event], Route] = {route.event: route for route in ROUTES}
 BY_NAME: Mapping[str, type[Event]] = {event.__name__: event for event in (*BY_EVENT, *HINTS)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from .base import Event, RawBytes, Token, says_nothing
+from .base import Event, RawBytes, Token, is_absent
 
 
 class RunRequested(Event):
@@ -52,7 +52,7 @@ class RunEnded(Event):
     reason: str
     """completed, tasks_ended, nothing_left_to_learn, journal_full, stopped, or what failed."""
     steps: int
-    nonce: str = Field(default="", exclude_if=says_nothing)
+    nonce: str = Field(default="", exclude_if=is_absent)
     """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 

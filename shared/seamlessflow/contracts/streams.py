@@ -1,4 +1,4 @@
-"""Streams and consumers that nats-server keeps for us, and who hears what: derived from the wiring table."""
+"""Streams and consumers that nats-server keeps for us, and the handlers of each event: derived from the wiring table."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def generation_consumer(tags: Iterable[str], tag: str, bucket: int) -> str:
 
 
 def unowned_bucket(num_buckets: int) -> int | None:
-    """The affinity bucket that is nobody's: first calls of episodes of several are in it, and whoever has room takes them; the
-    next ones are in a bucket of whoever took the first. None: with one bucket there is nothing to choose from.
+    """The unowned affinity bucket. It has the first calls of episodes of several; any worker with room takes them, and the
+    next calls go to a bucket of that worker. None: with one bucket there is nothing to choose from.
     """
     return num_buckets if num_buckets > 1 else None
 
 
 def all_buckets(num_buckets: int) -> range:
-    """Of a run with so many affinity buckets, the one that is nobody's included."""
+    """Of a run with so many affinity buckets, the unowned one included."""
     return range(num_buckets + (unowned_bucket(num_buckets) is not None))
 
 

@@ -22,7 +22,7 @@ def subject_of(event: Event) -> str:
 
 
 def message_id_of(event: Event) -> str:
-    """The de-duplication id of an event: the same fact has the same id, whoever says it again."""
+    """The de-duplication id of an event: the same fact has the same id, whichever process repeats it."""
     return f"{event.run}.{_fill(BY_EVENT[type(event)].message_id, event)}"
 
 

@@ -7,7 +7,7 @@
 
 A node serves a work tag when it has all its components. ``rollout`` is a component of each: without it nothing is sampled.
 In a run whose tags have classes ``long`` is no component that nodes have: whoever serves a tag serves the long generations of
-that tag. In any other run it is a component like others, so whoever asks says which kind of run it is. Slots likewise, in a run
+that tag. In any other run it is a component like others, so callers pass the kind of run. Slots likewise, in a run
 with ``weights.pinned``.
 Always true: the same set of components is spelled in one way, whatever order and however often they were given.
 """
@@ -23,7 +23,7 @@ from pydantic import AfterValidator, WithJsonSchema
 
 ROLLOUT_TAG = "rollout"
 ROLES = ("rollout", "train", "serve", "schedule")
-"""Components that processes announce by being what they are; nobody can give them to a node that has no such process."""
+"""Components that processes announce by being what they are; they cannot be given to a node without such a process."""
 _SAMPLE_NOTHING = ("serve", "schedule")
 LONG = "long"
 """The class of generations that are expected to be long, in work tags of runs with ``fleet.long_tail``."""
@@ -38,7 +38,7 @@ _COMPONENT = re.compile(r"[a-z0-9-]{1,32}\Z")
 
 
 def component(name: str) -> str:
-    """The name itself. Raises ValueError for what can be no component, saying what can."""
+    """The name itself. Raises ValueError, with the allowed characters, for a name that is no component."""
     if not _COMPONENT.match(name):
         raise ValueError(f"a tag is 1 to 32 of a-z, 0-9 and '-', got {name!r}")
     return name
@@ -53,7 +53,7 @@ def canonical(tag: str) -> str:
 
 
 def work_tag(tag: str) -> str:
-    """A tag that generations may carry: canonical, and with ``rollout``, which goes without saying.
+    """A tag that generations may carry: canonical, and with ``rollout``, which is always implied.
 
     Raises ValueError as ``canonical`` does, and for roles of services that sample nothing.
     """
@@ -106,7 +106,7 @@ def missing(tag: str, has: Collection[str]) -> tuple[str, ...]:
 def places(tags: Iterable[str]) -> dict[str, str]:
     """What stands for each work tag of a run in the names of its consumers.
 
-    A consumer's name is one token, and permissions match whole tokens: so names that anybody may think up are numbered
+    A consumer's name is one token, and permissions match whole tokens: so names that users choose are numbered
     within the run, and the permissions list the numbers. The plain tag stands for itself.
     """
     others = [tag for tag in sorted(set(tags)) if tag != ROLLOUT_TAG]

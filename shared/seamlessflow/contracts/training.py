@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from .base import Event, Record, Token, says_nothing
+from .base import Event, Record, Token, is_absent
 
 
 class DropReason(StrEnum):
@@ -100,7 +100,7 @@ class GroupDropped(Event):
 
     group: Token
     reason: DropReason
-    nonce: str = Field(default="", exclude_if=says_nothing)
+    nonce: str = Field(default="", exclude_if=is_absent)
     """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 
@@ -113,9 +113,9 @@ class StepsCommitted(Event):
     """Path below the run's store."""
     groups: tuple[str, ...]
     """Groups first covered by this checkpoint."""
-    nonce: str = Field(default="", exclude_if=says_nothing)
+    nonce: str = Field(default="", exclude_if=is_absent)
     """Of the claim it was committed under. Empty: an earlier release, which had no claims."""
-    account: tuple[TrainedGroup, ...] = Field(default=(), exclude_if=says_nothing)
+    account: tuple[TrainedGroup, ...] = Field(default=(), exclude_if=is_absent)
     """Where the sampled tokens of ``groups`` went. Empty in an earlier release's: GroupTrained has it."""
 
 
@@ -139,7 +139,7 @@ class TrainerStarted(Event):
     line: int
     step: int
     weights_version: int
-    nonce: str = Field(default="", exclude_if=says_nothing)
+    nonce: str = Field(default="", exclude_if=is_absent)
     """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 
@@ -158,7 +158,7 @@ class TrainingEnded(Event):
     weights_version: int
     failure: str = ""
     """Why the trainer cannot go on, for people: the run ends with it. Empty: nothing failed."""
-    nonce: str = Field(default="", exclude_if=says_nothing)
+    nonce: str = Field(default="", exclude_if=is_absent)
     """Of the claim under which it was published. Empty: an earlier release, which had no claims."""
 
 

@@ -1,10 +1,10 @@
 """When a run was suspended, from its journal alone: no process of it lived on through the silence. Pure.
 
-No event says that everything was ended and started again: whoever is killed says nothing. But whoever claims generations, loads
-weights or starts episodes says who it is, and a trainer counts its lines. While a run goes on, whatever dies or waits,
-somebody is seen before and after; a suspension is the longest silence between the last sign of the old ones and the first
-sign of new ones. Not seen: a suspension after which nobody sampled or trained, and one of processes that came back under
-their old names. Taken for one: two seconds of silence in the last round, when the only worker died and came back.
+No event records a suspension: a killed process publishes nothing. But a process that claims generations, loads weights or
+starts episodes names itself, and a trainer counts its incarnations (``line``). While a run goes on, some process is seen
+before and after any death or wait; a suspension is the longest silence between the last sign of the old processes and the
+first sign of new ones. Missed: a suspension after which no process sampled or trained, and one of processes that came back
+under their old names. Mistaken for one: two seconds of silence in the last round, when the only worker died and came back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Span = tuple[float, float]
 
 
 class Lives:
-    """Who was seen from when to when, and when nobody said anything. Fed with a journal in order; Unix seconds."""
+    """The first and last sign of each process, and the silences between events. Fed with a journal in order; Unix seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Span] = {}
@@ -70,7 +70,7 @@ def _who(event: Event) -> str | None:
 
 
 def _between(lives: dict[str, Span]) -> Iterator[Span]:
-    """The moments at which nobody lived: from a last sign to the first one of somebody who takes an old one's place."""
+    """The intervals without a process: from a last sign to the first sign of an old process's successor."""
     until: float | None = None
     kinds: set[str] = set()
     for (first, last), name in sorted((span, name) for name, span in lives.items()):

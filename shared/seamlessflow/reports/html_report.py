@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from seamlessflow.timeline import Lanes
+from seamlessflow.timeline import Timeline
 from seamlessflow.timeline.draw.png_image import svg
 
 from .ledger import Ledger
@@ -21,7 +21,7 @@ figure{margin:1.5em 0} figcaption{color:#57606a} svg{max-width:100%;height:auto}
 """
 
 
-def write_report(path: Path, view: RunView, ledger: Ledger, summary: dict[str, Any], lanes: Lanes) -> None:
+def write_report(path: Path, view: RunView, ledger: Ledger, summary: dict[str, Any], lanes: Timeline) -> None:
     """Write the report. Needs matplotlib (extra ``report``)."""
     figures = [
         ("Reward of sampled answers, per step and agent", _reward_curve(view)),

@@ -2,13 +2,13 @@
 
     issued = trained + masked(reason) + dropped(reason) + evaluated + in_flight
 
-* **trained**, **masked**: as the group's closing says, and only once a StepsCommitted covers the group.
+* **trained**, **masked**: as in the group's closing, and only once a StepsCommitted covers the group.
 * **dropped**: ``superseded`` (another attempt followed), ``failed`` (the attempt did not complete), ``run_ended`` (the run was
   over first), ``undelivered`` (tokens of a completed attempt that are in none of its samples: the agent never saw them),
   ``rolled_back`` (all others of a group whose training a rollback took back), and the reason of GroupDropped for all others of
   a dropped group.
 * **evaluated**: attempts of evaluation episodes that were judged.
-* **in_flight**: nothing final was said. 0 after an orderly end.
+* **in_flight**: no final event yet. 0 after an orderly end.
 
 The first closing of a group wins, in journal order; later ones are passed over. What closes a group:
 
@@ -26,7 +26,7 @@ What another claim than the newest published, or none after the first claim, is 
 Each attempt stands in one column of the episodes; its tokens may stand in several. Right sums are not enough: a ledger does
 not balance while ``gaps`` names an episode, each judged by itself, so that two wrongs make no right:
 
-* the trainer accounted for more or for fewer tokens than its samples hold, or for an attempt that nobody said samples of;
+* the trainer accounted for more or for fewer tokens than its samples hold, or for an attempt without SamplesReady;
 * its samples are not what was sampled. Of a completed attempt, tokens in samples + ``num_undelivered`` = ``num_sampled``;
   of others it is at most that;
 * ``num_sampled`` (of an evaluation, too) is less than the journal held at EpisodeEnded, or more than it ever held. What is
@@ -83,6 +83,7 @@ class Account:
 
     @property
     def balanced(self) -> bool:
+        """Whether the columns add up to ``issued`` and none is negative."""
         parts = (self.issued, self.trained, *self.masked.values(), *self.dropped.values(), self.evaluated, self.in_flight)
         return self.issued == self.explained and min(parts) >= 0
 
@@ -97,6 +98,7 @@ class Account:
         }
 
     def to_json(self) -> dict[str, Any]:
+        """All columns, as JSON values."""
         return {
             "issued": self.issued,
             "trained": self.trained,
@@ -110,7 +112,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Both accounts of a run. ``gaps``: episodes of which somebody's count is wrong, see above."""
+    """Both accounts of a run. ``gaps``: episodes with a wrong count, see above."""
 
     episodes: Account
     tokens: Account
@@ -126,6 +128,7 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
+        """Whether both accounts balance and no episode has a gap."""
         return self.episodes.balanced and self.tokens.balanced and not self.gaps
 
     def rows(self) -> list[tuple[str, int, int]]:
@@ -138,6 +141,7 @@ class Ledger:
         ]
 
     def to_json(self) -> dict[str, Any]:
+        """Both accounts and the gaps, as JSON values."""
         return {
             "balanced": self.balanced,
             "episodes": self.episodes.to_json(),
@@ -166,7 +170,7 @@ class _Attempt:
     status: EpisodeStatus | None = None
     evaluated: bool = False
     num_in_samples: int | None = None
-    """None: SamplesReady was not said."""
+    """None: no SamplesReady yet."""
 
     @property
     def num_undelivered(self) -> int:
@@ -174,7 +178,7 @@ class _Attempt:
 
     @property
     def is_well_judged(self) -> bool:
-        """Whether the manager's counts are those of the journal, and add up; True while it has said nothing."""
+        """Whether the manager's counts are those of the journal, and add up; True while it has published none."""
         if self.num_counted is None:
             return True
         placed = (self.num_in_samples or 0) + self.num_called_undelivered
@@ -271,7 +275,7 @@ class LedgerFold:
         return attempt
 
     def _column(self, attempt: _Attempt) -> str:
-        """The one column of an attempt; ``trained`` stands for being split as its group's closing says."""
+        """The one column of an attempt; ``trained`` stands for a split as in its group's closing."""
         origin = attempt.origin
         if origin is None:
             return "in_flight"

@@ -117,6 +117,7 @@ class RunView:
 
     @property
     def running_episodes(self) -> int:
+        """How many episodes have started and not ended."""
         return len(self._episodes_running)
 
     @property
@@ -126,11 +127,12 @@ class RunView:
 
     @property
     def step(self) -> int:
+        """The last step, 0 before the first."""
         return self.steps[-1].step if self.steps else 0
 
     @property
     def gap_warning(self) -> str | None:
-        """What to say of the last step's logprob gap, or None."""
+        """The warning about the last step's logprob gap, or None."""
         if not self.steps:
             return None
         last = self.steps[-1]

@@ -58,7 +58,7 @@ def summarize(
 
 
 def phase_seconds(view: RunView) -> dict[str, float]:
-    """Seconds from the run's start to its end in which it was not suspended, cut at what the journal says happened."""
+    """Seconds from the run's start to its end in which it was not suspended, cut at the phases in the journal."""
     if view.started is None or view.last_time is None:
         return {}
     end = view.ended_at or view.last_time

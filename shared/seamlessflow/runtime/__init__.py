@@ -3,22 +3,22 @@
 from .context import Context, make_context, open_context
 from .device_lock import DeviceLock
 from .event_handlers import EventHandlers, HandlerTable, keep_alive
-from .gc_control import Settling
+from .gc_control import GcControl
 from .journal import Journal
 from .presence import LeaseWatch, Presence, read_lease
-from .run_document import failure_words, read_run, stop_run
+from .run_document import failure_reason, read_run, stop_run
 from .run_service import run_service
 
 __all__ = [
     "Context",
     "DeviceLock",
     "EventHandlers",
+    "GcControl",
     "HandlerTable",
     "Journal",
     "LeaseWatch",
     "Presence",
-    "Settling",
-    "failure_words",
+    "failure_reason",
     "keep_alive",
     "make_context",
     "open_context",

@@ -19,7 +19,7 @@ from seamlessflow.contracts.subjects import inbox_prefix
 from seamlessflow.errors import BusClosed
 from seamlessflow.redaction import without_password
 from seamlessflow.store.large_payloads import Store
-from seamlessflow.store.timeouts import Limits
+from seamlessflow.store.timeouts import StoreTimeouts
 from seamlessflow.telemetry import configure_logging, serve_metrics
 
 from .event_handlers import EventHandlers
@@ -64,7 +64,7 @@ class Context:
 
 def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities: tuple[str, ...], slots: int = 0) -> Context:
     """Surroundings over a given bus; tests pass a MemoryBus."""
-    store = Store(settings.store_url, Limits(settings.store_call_seconds))
+    store = Store(settings.store_url, StoreTimeouts(settings.store_call_seconds))
     journal = Journal(bus, store)
     status = NodeStatus(
         node=settings.node,
@@ -82,11 +82,11 @@ def make_context(service: Service, settings: Settings, bus: Bus, *, capabilities
 async def open_context(
     service: Service, settings: Settings, *, capabilities: tuple[str, ...], slots: int = 0
 ) -> AsyncIterator[Context]:
-    """Connect (waiting for the server, saying so), announce presence, watch signals; close in order at the end. Raises
+    """Connect (waiting for the server), announce presence, watch signals; close in order at the end. Raises
     ConfigError where another process that is there has our node and service.
 
     A stop that finds the server away does not wait for it: the bus is closed, what waits on it ends with BusClosed, and
-    that is no failure. Whatever was not said then is made up for, as after a kill.
+    that is no failure. Unpublished events are made up for, as after a kill.
     """
     configure_logging(settings, service)
     bus = await connect(
@@ -132,5 +132,5 @@ async def _close_when_alone(context: Context) -> None:
     while alone_seconds < GOODBYE_SECONDS:
         await asyncio.sleep(_LOOK_SECONDS)
         alone_seconds = 0.0 if context.bus.connected else alone_seconds + _LOOK_SECONDS
-    log.warning("service.leaves_unheard", reason="the nats-server is away; what could not be said will be made up for")
+    log.warning("service.leaves_unheard", reason="the nats-server is away; unpublished events will be made up for")
     await context.bus.close()

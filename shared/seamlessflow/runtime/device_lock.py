@@ -23,6 +23,7 @@ class DeviceLock:
 
     @property
     def held(self) -> bool:
+        """Whether this process has the lock."""
         return self._descriptor is not None
 
     async def take(self) -> None:

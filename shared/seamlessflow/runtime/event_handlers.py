@@ -1,6 +1,6 @@
-"""Handling events: a table of handlers, each of which returns what it has to say.
+"""Handling events: a table of handlers, each of which returns the events to publish.
 
-For every delivery: decode, handle, say what the handler returned, and only then acknowledge. What cannot be decoded or
+For every delivery: decode, handle, publish the returned events, and only then acknowledge. A message that cannot be decoded or
 handled is dead-lettered with its reason, then terminated; the service goes on.
 """
 
@@ -75,11 +75,11 @@ class EventHandlers:
             self._pings = asyncio.create_task(self._keep_alive())
         try:
             if turn is None:
-                said = await self._judge(delivery, table, on_return)
+                events = await self._judge(delivery, table, on_return)
             else:
                 async with turn:  # FIFO: the order of delivery
-                    said = await self._judge(delivery, table, on_return)
-            await self._journal.publish_all(said)
+                    events = await self._judge(delivery, table, on_return)
+            await self._journal.publish_all(events)
             await delivery.ack()
             self._failures.pop((stream, delivery.seq), None)
         except BadInput as wrong:
@@ -93,14 +93,14 @@ class EventHandlers:
             self._held.discard(delivery)
 
     async def _keep_alive(self) -> None:
-        """Ping what is held for long, so that slow work is not given to somebody else; ends when nothing is held.
+        """Ping deliveries that are held for long, so that they are not delivered elsewhere; ends when none is held.
 
         One task for all: most deliveries are over long before their first ping.
         """
         before: set[Delivery] = set()
         while self._held:
             for delivery in before & self._held:
-                with suppress(Unavailable):  # the connection is away: so is whoever would give it to somebody else
+                with suppress(Unavailable):  # without a connection the server cannot deliver it elsewhere either
                     await delivery.in_progress()
             before = set(self._held)
             await asyncio.sleep(PROGRESS_SECONDS)
@@ -110,9 +110,9 @@ class EventHandlers:
         if on_return is not None and delivery.num_delivered > 1:
             await on_return(event)
         handler = table.get(type(event))
-        said = [] if handler is None else list(await handler(event))
+        events = [] if handler is None else list(await handler(event))
         count("events_handled", type(event).__name__)
-        return said
+        return events
 
     async def open(self, delivery: Delivery) -> Event:
         """The event of a delivery. Raises MalformedMessage."""
@@ -150,7 +150,7 @@ def as_dead_letter(service: Service, delivery: Delivery, reason: str) -> DeadLet
 
 
 async def keep_alive(delivery: Delivery) -> None:
-    """Ping until cancelled, so that slow work is not given to somebody else."""
+    """Ping until cancelled, so that slow work is not delivered elsewhere."""
     while True:
         await asyncio.sleep(PROGRESS_SECONDS)
         await delivery.in_progress()

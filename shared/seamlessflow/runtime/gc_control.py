@@ -1,10 +1,10 @@
-"""Python's garbage collector, kept from stopping everything.
+"""Control of Python's garbage collector: surviving objects are frozen, so that no full collection stops a service.
 
 A full collection walks all objects that may be part of a cycle. The trees of 10,000 open episodes have a million of them, a
-scheduler's picture of a run with 100,000 has as many, all alive: a walk takes half a second, in which nobody is answered, and
-finds nothing. So what has survived for a while is taken out of the collector's sight; it goes as ever when nobody refers to it
-any more, and only cycles in it stay. So whoever uses it makes no lasting cycles: a tree is in none, nor is the picture of a
-run, and who leaves a shard or a run drops what refers to it.
+scheduler's picture of a run with 100,000 has as many, all alive: a walk takes half a second without answers and
+finds nothing. So survivors are frozen: reference counting still frees them, but cycles among them stay. Users must therefore
+make no lasting cycles: neither a tree nor the picture of a run is in one, and leaving a shard or a run drops the references
+to it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ EVERY_EVENTS = 2000
 """Objects of so many events are walked in about a millisecond."""
 
 
-class Settling:
-    """Counts events. The first one settles too: what was there before is the fold of a journal."""
+class GcControl:
+    """Freezes survivors every so many events. The first event freezes too: the objects before it are the fold of a journal."""
 
     def __init__(self, every_events: int = EVERY_EVENTS) -> None:
         self._every_events, self._num_events = every_events, 0

@@ -1,4 +1,4 @@
-"""Saying events: the one way anything reaches the journal."""
+"""Publishing events to a run's journal and reading single ones back: the only way into the journal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ E = TypeVar("E", bound=Event)
 
 
 class Journal:
-    """Publishes events under ids of their own, so that saying one again changes nothing."""
+    """Publishes events under ids of their own, so that a repeat changes nothing."""
 
     def __init__(self, bus: Bus, store: Store) -> None:
         self._bus = bus
         self._store = store
 
     async def publish(self, event: Event) -> Stored | None:
-        """Store an event. None: it may exist only once and somebody said it before (perhaps we did)."""
+        """Store an event. None: it may exist only once and is stored already (perhaps by us)."""
         message = await self._store.detach(to_message(event))
         try:
             stored = await self._bus.publish(message)

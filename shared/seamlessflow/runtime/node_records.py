@@ -1,6 +1,6 @@
-"""What the buckets of the fleet say of nodes, read and changed one entry at a time.
+"""Records of nodes in the buckets of the fleet, read and changed one entry at a time.
 
-One value that cannot be read is one node's matter: it is left out and said, and everything else of the fleet goes on.
+A value that cannot be read concerns one node: it is left out and reported, and the rest of the fleet goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamlessflow.contracts.routes import LEASES_BUCKET, NODES_BUCKET, ORDERS_BU
 from seamlessflow.errors import MalformedMessage, SequenceMismatch
 
 Unreadable = dict[str, list[str]]
-"""What cannot be read, in words, by node; who reads fills it in."""
+"""Reasons of unreadable entries, by node; ``read_records`` fills it in."""
 R = TypeVar("R", bound=Record)
 
 _WORDS = {ORDERS_BUCKET: "order", LEASES_BUCKET: "lease"}
@@ -35,8 +35,8 @@ async def read_records(bus: Bus, bucket: str, kind: type[R], unreadable: Unreada
             found[entry.key] = unpack_record(kind, entry.value)
         except MalformedMessage as wrong:
             if unreadable is not None:
-                said = " ".join(str(wrong).split())[:MOST_CHARACTERS]
-                unreadable.setdefault(node, []).append(f"{service or _WORDS[bucket]} unreadable: {said}")
+                reason = " ".join(str(wrong).split())[:MOST_CHARACTERS]
+                unreadable.setdefault(node, []).append(f"{service or _WORDS[bucket]} unreadable: {reason}")
     return found
 
 

@@ -1,10 +1,10 @@
-"""Presence and leases: a process says that it is there, and reads what its node may do now.
+"""Presence and leases: a process announces itself, and reads what its node may do now.
 
 Both are current state in key-value buckets, re-read every second; a poke only makes the next read come sooner.
 
-Who must not act beside another (a trajectory-manager on its shards) asks two things before each act: since when its presence
+A process that must act alone (a trajectory-manager on its shards) checks two things before each act: since when its presence
 was renewed without a gap (``unbroken_since``), and whether its lease was read after that (``looked_at``). The scheduler
-gives to nobody else what the holder of an unbroken presence has.
+reassigns nothing that the holder of an unbroken presence has.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = structlog.get_logger()
 PRESENCE_SECONDS = 1.0
 """How often a process renews its presence."""
 PRESENCE_LEAST_SECONDS = 0.25
-"""A busy process changes its state with every message: no sooner than this is it said again."""
+"""A busy process changes its state with every message: it is renewed no sooner than this."""
 PRESENCE_TTL_SECONDS = 5
 """After this long without renewal it counts as gone."""
 HOLDER_SECONDS = 0.5
 """How often a process renews it that holds what others could take over."""
 GAP_SECONDS = 2.0
-"""Longest gap between two renewals after which nobody can have taken anything over. The scheduler waits for longer."""
+"""Longest gap between two renewals after which no other process can have taken over. The scheduler waits for longer."""
 LEASE_POLL_SECONDS = 1.0
 """How long a lost poke may go unnoticed."""
 GOODBYE_SECONDS = 1.0
@@ -43,7 +43,7 @@ GOODBYE_SECONDS = 1.0
 
 
 class Presence:
-    """Renews this process's NodeStatus. Change what it says with ``update``."""
+    """Renews this process's NodeStatus. Change it with ``update``."""
 
     def __init__(self, bus: Bus, status: NodeStatus) -> None:
         self._bus = bus
@@ -62,19 +62,19 @@ class Presence:
         return self._unbroken_since
 
     def update(self, **changed: object) -> None:
-        """Say something new of ourselves, soon. Saying the same again costs nothing."""
+        """Change fields of the status and renew it soon. Unchanged values cost nothing."""
         status = self.status.model_copy(update=changed)
         if status != self.status:
             self.status = status
             self._wake.set()
 
     async def run(self) -> None:
-        """Renew until cancelled, then say goodbye."""
+        """Renew until cancelled, then delete the entry."""
         bucket: KeyValue | None = None
         key = f"{self.status.node}.{self.status.service}"
         try:
             while True:
-                self._wake.clear()  # before the put: what changes during it is said next
+                self._wake.clear()  # before the put: a change during it is published next
                 try:
                     # Where permissions are on, only the scheduler can make the bucket: it may not be there yet.
                     bucket = bucket or await self._bus.kv(NODES_BUCKET)
@@ -157,15 +157,15 @@ SPARE_SECONDS = 1.0
 
 
 async def claim(bus: Bus, ours: NodeStatus) -> None:
-    """Make sure that nobody else lives under our name, before anything is done in it. Raises ConfigError.
+    """Make sure that no other live process has our name, before we use it. Raises ConfigError.
 
-    Another's presence that nobody renews for ``GAP_SECONDS`` is that of a process which died, as a rule our own former life.
+    A presence that is not renewed for ``GAP_SECONDS`` is that of a dead process, usually our own predecessor.
     One of this machine that is dead beyond doubt is not waited for. Where it cannot be found out the name is taken to be free.
     """
     try:
         async with asyncio.timeout(GAP_SECONDS + SPARE_SECONDS):
             found = await _living(bus, ours)
-    except (TimeoutError, SeamlessFlowError) as wrong:  # a bucket that is not made yet holds nobody's name
+    except (TimeoutError, SeamlessFlowError) as wrong:  # a bucket that is not made yet holds no name
         log.info("name.unclaimed", node=ours.node, reason=str(wrong))
         return
     if found is not None:
@@ -176,7 +176,7 @@ async def claim(bus: Bus, ours: NodeStatus) -> None:
 
 
 async def _living(bus: Bus, ours: NodeStatus) -> NodeStatus | None:
-    """Who lives under our name, after watching its presence; None: nobody."""
+    """The live process with our name, after watching its presence; or None."""
     bucket, key = await bus.kv(NODES_BUCKET), f"{ours.node}.{ours.service}"
     first = newest = await bucket.get(key)
     if first is None or not _may_live(other := unpack_record(NodeStatus, first.value), ours):

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 async def read_run(journal: Journal, run: str) -> RunConfig:
-    """The run's configuration; waits until the run was started, saying so."""
+    """The run's configuration; waits until the run was started, and logs that it waits."""
     waited = 0
     while True:
         try:
@@ -32,11 +32,11 @@ async def read_run(journal: Journal, run: str) -> RunConfig:
         await asyncio.sleep(0.5)
 
 
-def failure_words(service: Service, reason: str) -> str:
-    """What failed where, as the run's end says it."""
+def failure_reason(service: Service, reason: str) -> str:
+    """The reason of a failure with the service where it happened, as in RunEnded."""
     return f"{service.value}: {reason}"
 
 
 async def stop_run(journal: Journal, service: Service, run: str, reason: str) -> None:
     """Ask for an orderly end of a run that this service cannot serve, where trying again would end the same."""
-    await journal.publish(RunStopRequested(run=run, reason=failure_words(service, reason)))
+    await journal.publish(RunStopRequested(run=run, reason=failure_reason(service, reason)))

@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from seamlessflow.errors import Unavailable
 
-from .timeouts import Calls, Limits
+from .timeouts import StoreCalls, StoreTimeouts
 
 # Files of a store that is a folder on this machine: a second name for one, and no writing into any. Plain system calls.
 #
@@ -60,16 +60,16 @@ def forbid_writing(file: Path) -> None:
 BUFFER_BYTES = 64 << 20
 """What one write to an open file, or its closing, may have to send of what was written before: s3fs collects 50 MiB."""
 MOST_READ_BYTES = 16 << 20
-"""Of an object read whole, whose size nobody asks for; it decides how long that may take. Weights come in ranges."""
+"""Assumed size of an object that is read whole; it decides how long that may take. Weights come in ranges."""
 
 
 class ObjectStore:
     """A folder of an object store. Calls block the calling thread, each for a limited time (``limits``)."""
 
-    def __init__(self, url: str, limits: Limits | None = None) -> None:
+    def __init__(self, url: str, limits: StoreTimeouts | None = None) -> None:
         self.url = url.rstrip("/")
         self.fs, self.root = fsspec.core.url_to_fs(self.url)
-        self._limits, self._calls = limits or Limits(), Calls()
+        self._limits, self._calls = limits or StoreTimeouts(), StoreCalls()
 
     def path(self, *parts: str) -> str:
         """Full path inside the filesystem."""
@@ -86,7 +86,7 @@ class ObjectStore:
             raise Unavailable(f"store {self.url}: cannot write {path} ({len(content)} bytes): {_why(wrong)}") from wrong
 
     def write_chunks(self, path: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Put an object piece by piece, never whole in memory. On a local disk nobody may write into it afterwards: others may
+        """Put an object piece by piece, never whole in memory. On a local disk it becomes read-only: others may
         have linked it. Raises Unavailable; what was put until then is taken back, as far as can be."""
         full = self.path(path)
         num_bytes = 0
@@ -110,7 +110,7 @@ class ObjectStore:
         """A file that was not written to its end: closing an upload would put the part in place of the whole."""
         with suppress(Exception):
             if isinstance(file, AbstractBufferedFile):
-                file.closed = True  # before anybody else can close it
+                file.closed = True  # before another thread can close it
                 self._calls.within(self._limits.seconds(), file.discard)
             else:
                 self._calls.within(self._limits.seconds(), file.close)
@@ -131,7 +131,7 @@ class ObjectStore:
 
     def _forbid_writing(self, target: str) -> None:
         if isinstance(self.fs, LocalFileSystem):
-            with suppress(OSError):  # a disk without such modes, or somebody else's
+            with suppress(OSError):  # a disk without such modes, or another user's
                 self._calls.within(self._limits.seconds(), partial(forbid_writing, Path(target)))
 
     def folders(self, path: str) -> list[str]:
@@ -183,12 +183,12 @@ class ObjectStore:
     def link(self, path: str, link: Path, num_bytes: int) -> bool:
         """Give a local file of this store, of so many bytes, a second name, ``link``, which nothing has yet: for someone who
         will not write into it. False, and no link is left: it cannot be done, because the store is elsewhere, on another disk
-        or somebody else's, or the file is not what was expected. Whoever copies it instead sees what is wrong."""
+        or another user's, or the file is not what was expected. Whoever copies it instead sees what is wrong."""
         if not isinstance(self.fs, LocalFileSystem):
             return False
         given_up = threading.Event()
         try:
-            # Not in the thread: left behind, it might make a folder again that somebody has removed since.
+            # Not in the thread: left behind, it might make a folder again that was removed since.
             link.parent.mkdir(parents=True, exist_ok=True)
             linking = partial(make_link, self.path(path), link, num_bytes, given_up.is_set)
             return self._calls.within(self._limits.seconds(), linking)

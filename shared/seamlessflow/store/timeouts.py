@@ -2,7 +2,7 @@
 
     filesystem                                       after its time a call is
     asynchronous inside (s3, gs, az, http)           cancelled, and its connection closed
-    any other (folders, mounts, memory), open files  left behind in its thread, which nobody waits for
+    any other (folders, mounts, memory), open files  left behind in its thread, without a waiter
 
 A thread in a system call cannot be stopped, so calls that are left behind are counted: while there are as many as allowed,
 the next ones fail soon, and a mount that hangs does not fill the process with threads. While others are on their way,
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StoreTimeouts:
     """How long a call may take."""
 
     call_seconds: float = 30.0
@@ -47,7 +47,7 @@ class Limits:
         return self.call_seconds + num_bytes / self.bytes_per_second
 
 
-class Calls:
+class StoreCalls:
     """Makes calls to one store, from any thread."""
 
     def __init__(self, most_at_once: int = MOST_AT_ONCE) -> None:
@@ -115,7 +115,7 @@ class _Worker:
                     self._idle.remove(self)
                     return
                 except ValueError:
-                    continue  # somebody took this one just now: a call is coming
+                    continue  # another thread took this one just now: a call is coming
             call.run()
             self._idle.append(self)
             self._at_end(call)

@@ -5,11 +5,22 @@ LanesFold ◀── (event, time) of a journal, in order          simulator ─�
                           └────▶ pictures.write_html, pictures.write_png
 """
 
-from .journal_fold import READS, LanesFold
-from .spans import BUSY, Kind, Lanes, Series, Span, Step
+from .journal_fold import READS, TimelineFold
+from .spans import BUSY, Series, Span, SpanKind, Timeline, TrainStep
 from .utilization import Shares, Window, shares_by_node, steady_window, total
 
 __all__ = [
-    "BUSY", "READS", "Kind", "Lanes", "LanesFold", "Series", "Shares", "Span", "Step", "Window", "shares_by_node",
-    "steady_window", "total",
+    "BUSY",
+    "READS",
+    "Series",
+    "Shares",
+    "Span",
+    "SpanKind",
+    "Timeline",
+    "TimelineFold",
+    "TrainStep",
+    "Window",
+    "shares_by_node",
+    "steady_window",
+    "total",
 ]  # fmt: skip

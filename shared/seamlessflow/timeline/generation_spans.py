@@ -1,7 +1,7 @@
-"""Which worker sampled when, how many generations waited, how many were in flight: a fold of what is said of generations. Pure.
+"""The busy time of each worker, and generations waiting and in flight: a fold of the events of generations. Pure.
 
 A worker's time counts only from one of its own signs to the next (claim, segment, end, weights loaded), so that one that
-died is not taken for busy. What it claimed stays its own until somebody else claims it, its node hands it back, or its
+died is not taken for busy. What it claimed stays its own until another worker claims it, its node hands it back, or its
 episode ends. Memory: what is open now, and a fixed number of bins for each worker.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .binning import Level, Sums
-from .device_holders import WORKER, Stretch
-from .spans import Kind, Series
+from .device_holders import WORKER, RoleSpan
+from .spans import Series, SpanKind
 
 Key = tuple[str, str]
 """Episode, generation."""
@@ -30,7 +30,7 @@ class Worker:
     """Its first sign."""
     last: float
     node: str = ""
-    """Empty: not said."""
+    """Empty: unknown."""
     lost: bool = False
     """Others claimed what it held, nothing was handed back, and it has given no sign since: presumed dead."""
     held: set[Key] = field(default_factory=set)
@@ -48,7 +48,7 @@ class Worker:
         self.last, self.lost = max(self.last, time), False
 
 
-class Sampling:
+class GenerationsFold:
     """Fed with events of generations in the order of the journal."""
 
     def __init__(self) -> None:
@@ -61,6 +61,7 @@ class Sampling:
         self._ended: dict[str, None] = {}
 
     def requested(self, key: Key, time: float) -> None:
+        """A generation waits for a worker."""
         self.saw_requests = True
         if key[0] not in self._ended:
             self._wait(key, time)
@@ -79,7 +80,7 @@ class Sampling:
         worker.held.add(key)
         self.in_flight.change(time, 1)
 
-    def said(self, key: Key, time: float, *, is_end: bool) -> None:
+    def reported(self, key: Key, time: float, *, is_end: bool) -> None:
         """A segment or an end, by whoever holds it."""
         if (worker := self._holder.get(key)) is not None:
             worker.sign(time)
@@ -87,7 +88,7 @@ class Sampling:
             self._close(key, time)
 
     def loaded(self, name: str, node: str, time: float, pause_seconds: float) -> None:
-        """A worker loaded weights. ``node``: where it is; empty: not said."""
+        """A worker loaded weights. ``node``: where it is; empty: unknown."""
         worker = self._worker(name, time)
         worker.node = node or worker.node
         worker.sign(time, paused=pause_seconds)
@@ -102,7 +103,7 @@ class Sampling:
                     self._wait(key, time)
 
     def episode_ended(self, episode: str, time: float) -> None:
-        """Nobody samples for it any more."""
+        """No worker samples for it any more."""
         for key in sorted(self._open.get(episode, ())):
             self._close(key, time)
         self._ended[episode] = None
@@ -139,10 +140,10 @@ class Sampling:
 
 
 SILENT_SECONDS = 10.0
-"""A worker says what it samples once a second; with generations and without a word for so long, it may be dead."""
+"""A sampling worker reports once a second; one that holds generations and is silent for so long may be dead."""
 
 
-def deaths(workers: list[Worker], stretches: list[Stretch], end: float) -> Iterator[Stretch]:
+def deaths(workers: list[Worker], stretches: list[RoleSpan], end: float) -> Iterator[RoleSpan]:
     """From a worker's last sign: to the first one of the process in its place, to the lease that gave it up, or to the end.
 
     What comes first counts where they overlap.
@@ -150,15 +151,15 @@ def deaths(workers: list[Worker], stretches: list[Stretch], end: float) -> Itera
     for former, later in pairwise(workers):
         if later.first > former.last:
             why = "its rollout-worker died, and another took its place"
-            yield Stretch(former.last, later.first, WORKER, Kind.AWAY, why)
-    for stretch in stretches:
-        if stretch.is_silent and (signs := [worker.last for worker in workers if worker.last <= stretch.start]):
-            yield Stretch(max(signs), stretch.start, WORKER, Kind.AWAY, "no sign of its rollout-worker any more")
+            yield RoleSpan(former.last, later.first, WORKER, SpanKind.AWAY, why)
+    for role_span in stretches:
+        if role_span.is_silent and (signs := [worker.last for worker in workers if worker.last <= role_span.start]):
+            yield RoleSpan(max(signs), role_span.start, WORKER, SpanKind.AWAY, "no sign of its rollout-worker any more")
     if workers and workers[-1].lost:
         why = "no sign of its rollout-worker any more: others went on with its generations"
-        yield Stretch(workers[-1].last, end, WORKER, Kind.AWAY, why)
+        yield RoleSpan(workers[-1].last, end, WORKER, SpanKind.AWAY, why)
     elif workers and workers[-1].held and end - workers[-1].last > SILENT_SECONDS:
-        yield Stretch(workers[-1].last, end, WORKER, Kind.HELD, "its rollout-worker has generations and says nothing")
+        yield RoleSpan(workers[-1].last, end, WORKER, SpanKind.HELD, "its rollout-worker has generations and says nothing")
 
 
 def in_flight(workers: list[Worker]) -> Series | None:

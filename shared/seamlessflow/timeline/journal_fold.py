@@ -34,10 +34,10 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.reports.downtime import Lives
 
-from .device_holders import TRAINER, WORKER, NodeRoles, Stretch
-from .generation_spans import Sampling, Worker, deaths, in_flight
-from .spans import Kind, Lanes, Span
-from .train_steps import Interval, Steps
+from .device_holders import TRAINER, WORKER, NodeRoles, RoleSpan
+from .generation_spans import GenerationsFold, Worker, deaths, in_flight
+from .spans import Span, SpanKind, Timeline
+from .train_steps import Interval, TrainStepsFold
 
 # From who held a device to what it did: stretches cut by steps in progress, by sampling, and by what is covered. Pure.
 
@@ -46,34 +46,34 @@ LEAST_SECONDS = 1e-9
 """Shorter is rounding."""
 
 
-def covered(stretches: Sequence[Stretch], covers: Iterable[Stretch]) -> list[Stretch]:
-    """The stretches, with what the covers say in the place of what they lie over.
+def covered(stretches: Sequence[RoleSpan], covers: Iterable[RoleSpan]) -> list[RoleSpan]:
+    """The spans, with the covers in the place of what they lie over.
 
     A cover with a holder lies only over stretches of that holder, and takes the device from it.
     """
     found = list(stretches)
     for cover in covers:
         under, found = found, []
-        for stretch in under:
-            start, end = max(stretch.start, cover.start), min(stretch.end, cover.end)
-            if end - start < LEAST_SECONDS or cover.holder not in ("", stretch.holder):
-                found.append(stretch)
+        for role_span in under:
+            start, end = max(role_span.start, cover.start), min(role_span.end, cover.end)
+            if end - start < LEAST_SECONDS or cover.holder not in ("", role_span.holder):
+                found.append(role_span)
                 continue
             parts = (
-                replace(stretch, end=start),
-                replace(cover, start=start, end=end, holder="", epoch=stretch.epoch),
-                replace(stretch, start=end),
+                replace(role_span, end=start),
+                replace(cover, start=start, end=end, holder="", epoch=role_span.epoch),
+                replace(role_span, start=end),
             )
             found += [part for part in parts if part.end > part.start]
     return found
 
 
-def cut(node: str, stretches: Sequence[Stretch], steps: Sequence[Interval], workers: Sequence[Worker] | None) -> list[Span]:
+def cut(node: str, stretches: Sequence[RoleSpan], steps: Sequence[Interval], workers: Sequence[Worker] | None) -> list[Span]:
     """The node's spans, in order, without gaps. ``workers`` None: which processes sample on it is not known."""
-    holds = [(stretch.start, stretch.end) for stretch in stretches if stretch.holder == WORKER]
+    holds = [(role_span.start, role_span.end) for role_span in stretches if role_span.holder == WORKER]
     steps, spans = _merged(steps), list[Span]()
-    for stretch in stretches:
-        for span in _pieces(node, stretch, steps, workers, holds):
+    for role_span in stretches:
+        for span in _pieces(node, role_span, steps, workers, holds):
             last = spans[-1] if spans else None
             if last is not None and (last.kind, last.reason, last.busy) == (span.kind, span.reason, span.busy):
                 spans[-1] = replace(last, end=span.end)
@@ -83,14 +83,14 @@ def cut(node: str, stretches: Sequence[Stretch], steps: Sequence[Interval], work
 
 
 def _pieces(
-    node: str, stretch: Stretch, steps: Sequence[Interval], workers: Sequence[Worker] | None, holds: Sequence[Interval]
+    node: str, role_span: RoleSpan, steps: Sequence[Interval], workers: Sequence[Worker] | None, holds: Sequence[Interval]
 ) -> Iterator[Span]:
-    whole = Span(node, stretch.kind, stretch.start, stretch.end, stretch.reason, stretch.epoch)
-    if stretch.holder == TRAINER:
+    whole = Span(node, role_span.kind, role_span.start, role_span.end, role_span.reason, role_span.epoch)
+    if role_span.holder == TRAINER:
         yield from _train(whole, steps)
-    elif stretch.holder == WORKER and workers is None:
-        yield replace(whole, kind=Kind.HELD)
-    elif stretch.holder == WORKER and workers is not None:
+    elif role_span.holder == WORKER and workers is None:
+        yield replace(whole, kind=SpanKind.HELD)
+    elif role_span.holder == WORKER and workers is not None:
         yield from _rollout(whole, workers, holds)
     else:
         yield whole
@@ -103,11 +103,11 @@ def _train(whole: Span, steps: Sequence[Interval]) -> Iterator[Span]:
         if until - since < LEAST_SECONDS:
             continue
         if since > at:
-            yield replace(whole, kind=Kind.TRAIN_WAITING, start=at, end=since)
-        yield replace(whole, kind=Kind.TRAIN, start=since, end=until)
+            yield replace(whole, kind=SpanKind.TRAIN_WAITING, start=at, end=since)
+        yield replace(whole, kind=SpanKind.TRAIN, start=since, end=until)
         at = until
     if whole.end > at:
-        yield replace(whole, kind=Kind.TRAIN_WAITING, start=at)
+        yield replace(whole, kind=SpanKind.TRAIN_WAITING, start=at)
 
 
 def _rollout(whole: Span, workers: Sequence[Worker], holds: Sequence[Interval]) -> Iterator[Span]:
@@ -126,8 +126,8 @@ def _rollout(whole: Span, workers: Sequence[Worker], holds: Sequence[Interval]) 
 
 def _rolled(whole: Span, start: float, end: float, busy_seconds: float) -> Span:
     if busy_seconds <= 0:
-        return replace(whole, kind=Kind.WAITING, start=start, end=end)
-    return replace(whole, kind=Kind.ROLLOUT, start=start, end=end, busy=min(1.0, busy_seconds / (end - start)))
+        return replace(whole, kind=SpanKind.WAITING, start=start, end=end)
+    return replace(whole, kind=SpanKind.ROLLOUT, start=start, end=end, busy=min(1.0, busy_seconds / (end - start)))
 
 
 def _densities(whole: Span, workers: Sequence[Worker], holds: Sequence[Interval]) -> Iterator[tuple[float, float, float]]:
@@ -188,7 +188,7 @@ READS: tuple[type[Event], ...] = (
 """What the fold has a use for; the other half of a journal need not be decoded."""
 
 
-class LanesFold:
+class TimelineFold:
     """Fed with a journal from its beginning. Several hundred bytes for each lease, some ten kilobytes for each worker."""
 
     def __init__(self) -> None:
@@ -196,11 +196,11 @@ class LanesFold:
         self._last: float = 0.0
         self._ended: float | None = None
         self._nodes: dict[str, NodeRoles] = {}
-        self._sampling, self._steps, self._lives = Sampling(), Steps(), Lives()
+        self._sampling, self._steps, self._lives = GenerationsFold(), TrainStepsFold(), Lives()
         self._history = CommitHistory()
 
     def apply(self, event: Event, time: float) -> None:
-        """Take one event in. What is said after the run's end is no part of it, nor what a late trainer publishes."""
+        """Take one event in. Events after the run's end are ignored, and so are those of a late trainer."""
         if self._ended is not None or not self._history.accepts(event):
             return
         self._start = time if self._start is None else min(self._start, time)
@@ -223,9 +223,9 @@ class LanesFold:
             case SegmentSampled():
                 if (claim := claim_of(event)) is not None:
                     self._sampling.claimed((event.episode, event.generation), claim.worker, time)
-                self._sampling.said((event.episode, event.generation), time, is_end=event.finish is not None)
+                self._sampling.reported((event.episode, event.generation), time, is_end=event.finish is not None)
             case GenerationEnded():
-                self._sampling.said((event.episode, event.generation), time, is_end=True)
+                self._sampling.reported((event.episode, event.generation), time, is_end=True)
             case EpisodeEnded():
                 self._sampling.episode_ended(event.episode, time)
             case WeightsLoaded():
@@ -253,20 +253,20 @@ class LanesFold:
             case TrainingEnded():
                 self._steps.over()
 
-    def lanes(self, title: str) -> Lanes:
+    def lanes(self, title: str) -> Timeline:
         """What is known so far; may be asked again and again. Of a run that goes on, up to its newest event."""
         start, end = self._start or 0.0, self._last
         devices = {name: roles for name, roles in sorted(self._nodes.items()) if roles.is_device}
         held = {name: roles.stretches(start, end) for name, roles in devices.items()}
         stepping = self._stepping(held, end)
         workers = self._workers(held)
-        suspended = [Stretch(*gap, kind=Kind.AWAY, reason="the run was suspended") for gap in self._lives.suspensions()]
+        suspended = [RoleSpan(*gap, kind=SpanKind.AWAY, reason="the run was suspended") for gap in self._lives.suspensions()]
         spans: list[Span] = []
         for name, stretches in held.items():
             whole = covered(stretches, [*suspended, *deaths(workers.get(name, []), stretches, end)])
             spans += cut(name, whole, stepping[name], workers.get(name))
         flights = {name: series for name in held if (series := in_flight(workers.get(name, []))) is not None}
-        return Lanes(
+        return Timeline(
             title=title,
             start=start,
             end=end,
@@ -279,19 +279,19 @@ class LanesFold:
             notes=self._notes([name for name in held if name not in workers and any(s.holder == WORKER for s in held[name])]),
         )
 
-    def _stepping(self, held: dict[str, list[Stretch]], end: float) -> dict[str, list[Interval]]:
+    def _stepping(self, held: dict[str, list[RoleSpan]], end: float) -> dict[str, list[Interval]]:
         """Of each node, when a step was in progress that it took part in: its own, or one of the gang that it is of."""
         steps = self._steps.in_progress(end)
         found: dict[str, list[Interval]] = {name: [] for name in held}
         for lead, stretches in held.items():
-            for stretch in stretches:
-                if stretch.holder == TRAINER and stretch.gang[:1] in ((), (lead,)):
-                    inside = [(max(a, stretch.start), min(b, stretch.end)) for a, b in steps]
-                    for name in stretch.gang or (lead,):
+            for role_span in stretches:
+                if role_span.holder == TRAINER and role_span.gang[:1] in ((), (lead,)):
+                    inside = [(max(a, role_span.start), min(b, role_span.end)) for a, b in steps]
+                    for name in role_span.gang or (lead,):
                         found.setdefault(name, []).extend((a, b) for a, b in inside if b > a)
         return found
 
-    def _workers(self, held: dict[str, list[Stretch]]) -> dict[str, list[Worker]]:
+    def _workers(self, held: dict[str, list[RoleSpan]]) -> dict[str, list[Worker]]:
         """The workers of each node, oldest first. Where only one node ever rolled out, all are its own."""
         rolled_out = [name for name, stretches in held.items() if any(s.holder == WORKER for s in stretches)]
         alone = rolled_out[0] if len(rolled_out) == 1 else ""

@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import ceil, floor
 
 
-class Kind(StrEnum):
+class SpanKind(StrEnum):
     """What a node's device did."""
 
     ROLLOUT = "rollout"
@@ -19,7 +19,7 @@ class Kind(StrEnum):
     WAITING = "rollout-waiting"
     """Held by the rollout-worker, with nothing to sample."""
     HELD = "rollout-held"
-    """Held by the rollout-worker; whether it sampled is not known (which process samples there is not said)."""
+    """Held by the rollout-worker; whether it sampled is not known (the journal does not name the process)."""
     TRAIN = "train"
     """Held by the trainer, and a step was in progress."""
     TRAIN_WAITING = "train-waiting"
@@ -29,14 +29,14 @@ class Kind(StrEnum):
     LOAD = "load"
     """The same, where no service had held it yet: engines start, weights come."""
     FROZEN = "frozen"
-    """The same as idle, but its rollout-worker keeps generations that nobody else may sample meanwhile."""
+    """The same as idle, but its rollout-worker keeps generations that no other worker may sample meanwhile."""
     IDLE = "idle"
     """Of the run, with nothing to do."""
     AWAY = "away"
     """Not of the run, or without a living process."""
 
 
-BUSY = (Kind.ROLLOUT, Kind.TRAIN)
+BUSY = (SpanKind.ROLLOUT, SpanKind.TRAIN)
 """What devices are for."""
 
 
@@ -45,18 +45,19 @@ class Span:
     """What one node did from ``start`` to ``end``, in seconds. Spans of a node never overlap."""
 
     node: str
-    kind: Kind
+    kind: SpanKind
     start: float
     end: float
     reason: str = ""
     """Why it had the role, in the scheduler's words; for people."""
     epoch: int | None = None
-    """Of the lease. None: there was none, or nobody knows."""
+    """Of the lease. None: none, or unknown."""
     busy: float = 1.0
     """Of a ROLLOUT span: the share in which it really sampled; pauses shorter than what is told apart are in it."""
 
     @property
     def seconds(self) -> float:
+        """Its length."""
         return self.end - self.start
 
 
@@ -71,7 +72,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainStep:
     """One optimiser step that was taken."""
 
     step: int
@@ -84,14 +85,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Timeline:
     """Everything a picture shows. All but the spans may be missing; what is missing is left out of it."""
 
     title: str
     start: float
     end: float
     spans: Sequence[Span]
-    steps: Sequence[Step] = ()
+    steps: Sequence[TrainStep] = ()
     """In order of time."""
     queued: Series | None = None
     """Generations that were asked for and that no worker had."""
@@ -108,6 +109,7 @@ class Lanes:
 
     @property
     def origin(self) -> float:
+        """The Unix time that is shown as 0."""
         return self.start if self.zero is None else self.zero
 
     @property
@@ -115,7 +117,7 @@ class Lanes:
         """Every node with a span, by name."""
         return sorted({span.node for span in self.spans})
 
-    def part(self, since: float | None, until: float | None) -> Lanes:
+    def part(self, since: float | None, until: float | None) -> Timeline:
         """What was between two moments, in seconds from ``origin``; None: from its beginning, to its end.
 
         Figures of a part are of all of it. Nothing is left of the spans when there is nothing between the two.

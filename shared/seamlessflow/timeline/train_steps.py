@@ -14,16 +14,16 @@ from seamlessflow.contracts import BatchReady, SamplesReady, StepTaken
 from seamlessflow.errors import BadInput
 from seamlessflow.weights.staleness import VersionSteps
 
-from .spans import Step
+from .spans import TrainStep
 
 Interval = tuple[float, float]
 
 
-class Steps:
+class TrainStepsFold:
     """A fold of the trainer's events, and of the samples where those leave ages out."""
 
     def __init__(self) -> None:
-        self.taken: list[Step] = []
+        self.taken: list[TrainStep] = []
         self.versions: list[tuple[float, int]] = []
         self._intervals: list[Interval] = []
         self._ready: tuple[int, int, float] | None = None
@@ -33,6 +33,7 @@ class Steps:
         self._group_versions: dict[str, Counter[int]] = {}
 
     def published(self, weights_version: int, step: int, time: float) -> None:
+        """Weights of a step were published."""
         self._steps.publish(weights_version, step)
         self.versions.append((time, weights_version))
 
@@ -44,6 +45,7 @@ class Steps:
                 versions[version] += count
 
     def closed(self, group: str) -> None:
+        """A group was trained or dropped: its versions are forgotten."""
         self._group_versions.pop(group, None)
 
     def began_line(self, line: int) -> None:
@@ -52,6 +54,7 @@ class Steps:
             self._line, self._ready = line, None
 
     def ready(self, event: BatchReady, time: float) -> None:
+        """A step began, unless an older line began it."""
         if event.line >= self._line:
             self._line, self._ready = event.line, (event.line, event.step, time)
 
@@ -60,6 +63,7 @@ class Steps:
         self._ready = None
 
     def took(self, event: StepTaken, time: float) -> None:
+        """A step ended, unless an older line took it."""
         if event.line < self._line:
             return
         if self._ready is not None and self._ready[:2] == (event.line, event.step):
@@ -68,7 +72,7 @@ class Steps:
         mean, oldest = event.metrics.get("staleness_mean"), event.metrics.get("staleness_max")
         if mean is None or oldest is None:
             mean, oldest = self._ages(event)
-        self.taken.append(Step(event.step, time, mean, oldest, event.weights_version))
+        self.taken.append(TrainStep(event.step, time, mean, oldest, event.weights_version))
 
     def in_progress(self, end: float) -> list[Interval]:
         """When a step was, in order; one that goes on lasts until ``end``."""

@@ -4,9 +4,9 @@
 ``{store}/{run}/weights/{version:08d}-{attempt}`` ``model.safetensors``, ``delta.safetensors`` or both, then ``manifest.json``
                                                   with digests of each file and its ranges (stored.py)
 
-An attempt is one writer's: who writes late, behind another trainer's back, touches nothing that this one published. Which
-attempt is the version, the first WeightsPublished of the number and the head say (publishing.py of the trainer: who finds
-another's there stops); earlier releases had one folder for each number, without attempt.
+An attempt belongs to one writer: a late trainer overwrites nothing that another one published. The first WeightsPublished
+of the number and the head determine which attempt is the version (a trainer that finds another's there stops). Earlier
+releases had one folder for each number, without attempt.
 
 The newest complete version is the head in the WEIGHTS bucket, moved by compare-and-set only.
 """

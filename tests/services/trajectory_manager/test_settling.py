@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
-from seamlessflow.runtime import Settling
+from seamlessflow.runtime import GcControl
 from seamlessflow_trajectory_manager.service import RunMember
 from tests.domain.trajectory_builders import manager
 
@@ -31,7 +31,7 @@ def walked(objects: list[list[int]]) -> int:
 
 def test_what_is_there_is_walked_no_more():
     """After the first event, and then after every so many."""
-    settling = Settling(every_events=3)
+    settling = GcControl(every_events=3)
     settling.tick()
     later = [[number] for number in range(1000)]
     settling.tick()
@@ -59,7 +59,7 @@ def test_who_handled_a_shard_goes_with_its_last_reference():
 
 def test_what_nobody_refers_to_goes_all_the_same():
     """Only cycles need the collector."""
-    settling, kept = Settling(every_events=1), [[number] for number in range(1000)]
+    settling, kept = GcControl(every_events=1), [[number] for number in range(1000)]
     settling.tick()
     before = gc.get_freeze_count()
     kept.clear()

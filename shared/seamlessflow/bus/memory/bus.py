@@ -2,7 +2,7 @@
 
 For tests of services, and for whoever wants to read what the bus promises without reading JetStream. Several clients
 share one ``MemoryServer``. It differs on purpose in one way: a subject that no stream takes raises Unavailable at once,
-since nobody else could make the stream meanwhile.
+since no other process could make the stream meanwhile.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import structlog
+from typing_extensions import override
 
 from seamlessflow.bus.base import (
+    Bus,
     ConsumerSpec,
     Handler,
     KeyValue,
@@ -40,6 +42,8 @@ HintHandler = Callable[[bytes], Awaitable[None]]
 
 
 class MemoryServer:
+    """The state that all memory buses of a test share: logs, queues, buckets and hints."""
+
     def __init__(self) -> None:
         self.buckets: dict[str, MemoryBucket] = {}
         self._logs: dict[str, MemoryLog] = {}
@@ -68,6 +72,7 @@ class MemoryServer:
         return self._logs[name]
 
     def ensure_stream(self, spec: StreamSpec) -> None:
+        """Make a log or queue; a queue begins with the messages its source has."""
         known = self._logs.get(spec.name) or self._queues.get(spec.name)
         if known is not None:
             if known.spec != spec:
@@ -82,49 +87,60 @@ class MemoryServer:
                     queue.offer(record)
 
     def ensure_consumer(self, spec: ConsumerSpec) -> None:
+        """Make a consumer. Raises Unavailable without its queue."""
         if spec.stream not in self._queues:
             raise Unavailable(f"queue {spec.stream} does not exist")
         self._queues[spec.stream].add(spec, self._takers[spec.stream, spec.name])
 
     def consumer(self, stream: str, name: str) -> MemoryConsumer | None:
+        """The consumer, or None."""
         queue = self._queues.get(stream)
         return queue.consumers.get(name) if queue is not None else None
 
     def delete_stream(self, name: str) -> None:
+        """Delete a log or queue; idempotent."""
         self._logs.pop(name, None)
         self._queues.pop(name, None)
 
     def stream_names(self) -> list[str]:
+        """All logs and queues by name."""
         return sorted([*self._logs, *self._queues])
 
     def stream_bytes(self, name: str) -> int:
+        """Bytes of subjects and payloads stored."""
         if name in self._queues:
             return sum(len(each.payload) + len(each.subject) for each in self._queues[name].records.values())
         return self.log(name).stored_bytes
 
     def join(self, stream: str, consumer: str, taker: Taker) -> None:
+        """Add a pull to a consumer."""
         self._takers[stream, consumer].append(taker)
         self.dispatch(stream, consumer)
 
     def part(self, stream: str, consumer: str, taker: Taker) -> None:
+        """Remove a pull from a consumer; idempotent."""
         takers = self._takers[stream, consumer]
         if taker in takers:
             takers.remove(taker)
 
     def dispatch(self, stream: str, consumer: str) -> None:
+        """Deliver waiting messages to pulls with room."""
         if (found := self.consumer(stream, consumer)) is not None:
             found.dispatch()
 
     def inbox(self) -> str:
+        """A subject that was not given out before."""
         self._inboxes += 1
         return f"_INBOX.memory.{self._inboxes}"
 
     def hint(self, subject: str, payload: bytes) -> None:
+        """Queue a payload for every matching subscriber."""
         for pattern, waiting in self._hints:
             if matches(pattern, subject):
                 waiting.put_nowait(payload)
 
     def on_hint(self, subject: str, handler: HintHandler) -> Callable[[], Awaitable[None]]:
+        """Subscribe; returns a function that unsubscribes."""
         waiting: asyncio.Queue[bytes] = asyncio.Queue()
         place = (subject, waiting)
         self._hints.append(place)
@@ -155,7 +171,9 @@ class MemoryServer:
 FAILED_HANDLER_DELAY_SECONDS = 1.0
 
 
-class MemoryBus:
+class MemoryBus(Bus):
+    """A connection to a ``MemoryServer``, its own one by default."""
+
     def __init__(self, server: MemoryServer | None = None) -> None:
         self._shared = server or MemoryServer()
         self._closed = False
@@ -163,14 +181,17 @@ class MemoryBus:
         self._hint_stops: list[Callable[[], Awaitable[None]]] = []
 
     @property
+    @override
     def connected(self) -> bool:
         return not self._closed
 
+    @override
     async def publish(self, message: Message) -> Stored:
         stored = self._server.publish(message)  # as on a real bus, it is on its way before others get their turn
         await asyncio.sleep(0)
         return stored
 
+    @override
     async def consume(
         self, stream: str, consumer: str, handler: Handler, *, credit: int, priority: int | None = None
     ) -> Subscription:
@@ -178,6 +199,7 @@ class MemoryBus:
         self._subscriptions.append(subscription)
         return subscription
 
+    @override
     async def read(
         self, stream: str, *, filters: Sequence[str] = (), start_seq: int = 1, follow: bool = False
     ) -> AsyncIterator[Record]:
@@ -192,42 +214,54 @@ class MemoryBus:
                 return
             await source.beyond(next_seq - 1)
 
+    @override
     async def last(self, stream: str, subject: str) -> Record | None:
         return self._server.log(stream).last(subject)
 
+    @override
     async def first(self, stream: str, subject: str) -> Record | None:
         return self._server.log(stream).first(subject)
 
+    @override
     async def kv(self, bucket: str) -> KeyValue:
         return self._server.buckets.setdefault(bucket, MemoryBucket(bucket))
 
+    @override
     async def ensure_stream(self, spec: StreamSpec) -> None:
         self._server.ensure_stream(spec)
 
+    @override
     async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         self._server.ensure_consumer(spec)
 
+    @override
     async def delete_stream(self, name: str) -> None:
         self._server.delete_stream(name)
 
+    @override
     async def stream_names(self) -> list[str]:
         return self._server.stream_names()
 
+    @override
     async def stream_bytes(self, name: str) -> int:
         return self._server.stream_bytes(name)
 
+    @override
     async def pending(self, stream: str, consumer: str) -> int:
         found = self._server.consumer(stream, consumer)
         if found is None:
             raise Unavailable(f"consumer {consumer} of {stream} does not exist")
         return found.pending
 
+    @override
     def inbox(self) -> str:
         return self._server.inbox()
 
+    @override
     async def hint(self, subject: str, payload: bytes) -> None:
         self._server.hint(subject, payload)
 
+    @override
     async def on_hint(self, subject: str, handler: HintHandler) -> Callable[[], Awaitable[None]]:
         stop = self._server.on_hint(subject, handler)
         self._hint_stops.append(stop)
@@ -237,6 +271,7 @@ class MemoryBus:
         """Go away as a killed process would: what was delivered comes again after ack_wait."""
         await self.close()
 
+    @override
     async def close(self) -> None:
         self._closed = True
         for subscription in self._subscriptions:
@@ -251,7 +286,7 @@ class MemoryBus:
         return self._shared
 
 
-class MemorySubscription:
+class MemorySubscription(Subscription):
     """A taker of deliveries (see memory_queue) that runs its handler on each, at most ``credit`` at a time."""
 
     def __init__(
@@ -267,22 +302,27 @@ class MemorySubscription:
 
     @property
     def has_room(self) -> bool:
+        """Whether fewer handlers run than the credit allows."""
         return len(self._running) < self._credit
 
     def take(self, delivery: MemoryDelivery) -> None:
+        """Run the handler in a task."""
         task = asyncio.create_task(self._handle(delivery))
         self._running.add(task)
         task.add_done_callback(self._on_handled)
 
+    @override
     def set_credit(self, credit: int) -> None:
         self._credit = credit
         self._server.dispatch(*self._where)
 
+    @override
     async def leave(self) -> None:
         self._server.part(*self._where, self)
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def abandon(self) -> None:
+        """End like a killed process: handlers are cancelled, deliveries stay open."""
         self._server.part(*self._where, self)
         for task in self._running:
             task.cancel()

@@ -12,22 +12,34 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from seamlessflow.bus.base import ConsumerSpec, Record, StreamSpec
+from typing_extensions import override
+
+from seamlessflow.bus.base import ConsumerSpec, Delivery, Record, StreamSpec
 from seamlessflow.contracts.subjects import matches, overlaps
 from seamlessflow.errors import ConfigError
 
 
 class Taker(Protocol):
-    """Somebody who holds a standing pull."""
+    """A holder of a standing pull."""
 
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """The lowest number is served first."""
+        ...
+
     @property
-    def has_room(self) -> bool: ...
-    def take(self, delivery: MemoryDelivery) -> None: ...
+    def has_room(self) -> bool:
+        """Whether it takes another delivery now."""
+        ...
+
+    def take(self, delivery: MemoryDelivery) -> None:
+        """Accept a delivery; only called while there is room."""
+        ...
 
 
 class MemoryQueue:
+    """A work queue: its records, until a consumer acknowledges them."""
+
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
         self.records: dict[int, Record] = {}
@@ -60,6 +72,8 @@ class MemoryQueue:
 
 
 class MemoryConsumer:
+    """Deliveries of one consumer with their acknowledgement clocks."""
+
     def __init__(self, queue: MemoryQueue, spec: ConsumerSpec, takers: list[Taker]) -> None:
         self.spec = spec
         self._queue = queue
@@ -70,9 +84,11 @@ class MemoryConsumer:
 
     @property
     def pending(self) -> int:
+        """Records ready or delivered and open."""
         return len(self._ready) + len(self._clocks)
 
     def offer(self, seq: int) -> None:
+        """Take a record that matches the filters."""
         subject = self._queue.records[seq].subject
         if not self.spec.filters or any(matches(pattern, subject) for pattern in self.spec.filters):
             self._ready.append(seq)
@@ -90,18 +106,22 @@ class MemoryConsumer:
             taker.take(MemoryDelivery(self, self._queue.records[seq], self._num_delivered[seq]))
 
     def restart_clock(self, seq: int) -> None:
+        """Give an open delivery a whole acknowledgement time again."""
         self._after(self.spec.ack_wait_seconds, seq)
 
     def is_open(self, seq: int) -> bool:
+        """Whether the record is delivered and not ended."""
         return seq in self._clocks
 
     def remove(self, seq: int) -> None:
+        """Drop a record for good."""
         self._stop_clock(seq)
         self._num_delivered.pop(seq, None)
         if self._queue.records.pop(seq, None) is not None and seq in self._ready:
             self._ready.remove(seq)
 
     def hand_back(self, seq: int, delay_seconds: float) -> None:
+        """Deliver an open record again after the delay."""
         if seq in self._clocks:
             self._after(delay_seconds, seq)
 
@@ -119,7 +139,9 @@ class MemoryConsumer:
             clock.cancel()
 
 
-class MemoryDelivery:
+class MemoryDelivery(Delivery):
+    """A delivery of a memory queue; answers to an ended one change nothing."""
+
     def __init__(self, consumer: MemoryConsumer, record: Record, num_delivered: int) -> None:
         self._consumer = consumer
         self._record = record
@@ -127,36 +149,45 @@ class MemoryDelivery:
         self.ended = False
 
     @property
+    @override
     def subject(self) -> str:
         return self._record.subject
 
     @property
+    @override
     def payload(self) -> bytes:
         return self._record.payload
 
     @property
+    @override
     def headers(self) -> Mapping[str, str]:
         return self._record.headers
 
     @property
+    @override
     def num_delivered(self) -> int:
         return self._num_delivered
 
     @property
+    @override
     def seq(self) -> int:
         return self._record.seq
 
+    @override
     async def ack(self) -> None:
         self._remove()
 
+    @override
     async def term(self, reason: str) -> None:
         self._remove()
 
+    @override
     async def nak(self, delay_seconds: float = 0.0) -> None:
         if not self.ended:
             self.ended = True
             self._consumer.hand_back(self.seq, delay_seconds)
 
+    @override
     async def in_progress(self) -> None:
         if not self.ended and self._consumer.is_open(self.seq):
             self._consumer.restart_clock(self.seq)

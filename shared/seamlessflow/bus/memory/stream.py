@@ -8,12 +8,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from seamlessflow.bus.base import Entry, Message, Record, Stored, StreamSpec, checked_key, checked_ttl, headers_of
+from typing_extensions import override
+
+from seamlessflow.bus.base import Entry, KeyValue, Message, Record, Stored, StreamSpec, checked_key, checked_ttl, headers_of
 from seamlessflow.contracts.subjects import matches
 from seamlessflow.errors import SequenceMismatch
 
 
 class MemoryLog:
+    """A journal in memory: fenced appends, ids remembered for the window."""
+
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
         self._records: list[Record] = []
@@ -27,9 +31,11 @@ class MemoryLog:
 
     @property
     def stored_bytes(self) -> int:
+        """Bytes of subjects and payloads."""
         return sum(len(each.payload) + len(each.subject) for each in self._records)
 
     def takes(self, subject: str) -> bool:
+        """Whether the subject is one of this stream."""
         return any(matches(pattern, subject) for pattern in self.spec.subjects)
 
     def append(self, message: Message) -> tuple[Stored, Record | None]:
@@ -69,9 +75,11 @@ class MemoryLog:
                 yield record
 
     def last(self, pattern: str) -> Record | None:
+        """The last record that matches, or None."""
         return next((each for each in reversed(self._records) if matches(pattern, each.subject)), None)
 
     def first(self, pattern: str, start_seq: int = 1) -> Record | None:
+        """The first record from ``start_seq`` that matches, or None."""
         return next(self.between(start_seq, self.tail, (pattern,)), None)
 
     async def beyond(self, seq: int) -> None:
@@ -108,16 +116,20 @@ class _Value:
     ends_at: float
 
 
-class MemoryBucket:
+class MemoryBucket(KeyValue):
+    """A bucket in memory, with revisions and times to live."""
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._values: dict[str, _Value] = {}
         self._revision = 0
 
+    @override
     async def get(self, key: str) -> Entry | None:
         value = self._values.get(checked_key(self._name, key))
         return value.entry if value is not None and value.ends_at > time.monotonic() else None
 
+    @override
     async def put(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
         ttl = checked_ttl(checked_key(self._name, key), ttl_seconds)
         self._revision += 1
@@ -125,15 +137,19 @@ class MemoryBucket:
         self._values[key] = _Value(Entry(key, value, self._revision), ends_at)
         return self._revision
 
+    @override
     async def create(self, key: str, value: bytes, *, ttl_seconds: int | None = None) -> int:
         return await self._put_over(0, key, value, ttl_seconds)
 
+    @override
     async def update(self, key: str, value: bytes, revision: int, *, ttl_seconds: int | None = None) -> int:
         return await self._put_over(revision, key, value, ttl_seconds)
 
+    @override
     async def delete(self, key: str) -> None:
         self._values.pop(checked_key(self._name, key), None)
 
+    @override
     async def entries(self) -> list[Entry]:
         live = (value for value in self._values.values() if value.ends_at > time.monotonic())
         return [value.entry for value in sorted(live, key=lambda each: each.entry.revision)]

@@ -32,7 +32,7 @@ def derived_files() -> dict[str, str]:
 
 
 def drift(root: Path) -> list[str]:
-    """Paths whose files are not what the contracts say now."""
+    """Paths whose files differ from the contracts."""
     wanted = derived_files()
     differing = [path for path, content in wanted.items() if not _is(root / path, content)]
     return differing + [str(path.relative_to(root)) for path in _leftover(root, wanted)]
@@ -81,7 +81,7 @@ def main(arguments: list[str], root: Path) -> int:
 def _check(root: Path) -> int:
     stale = drift(root)
     for path in stale:
-        print(f"{path} is not what the contracts say; run ./task schemas and commit the result")
+        print(f"{path} differs from the contracts; run ./task schemas and commit the result")
     return 1 if stale else 0
 
 

@@ -1,4 +1,4 @@
-"""The AsyncAPI 3.0 document: a channel for each subject, an operation for each event a service says or acts on."""
+"""The AsyncAPI 3.0 document: a channel for each subject, an operation for each event a service publishes or acts on."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ def _parameters(route: Route) -> dict[str, Any]:
 
 
 def _operations() -> dict[str, Any]:
-    said = [(service, "send", route) for route in ROUTES for service in route.said_by]
+    published = [(service, "send", route) for route in ROUTES for service in route.published_by]
     heard = [(service, "receive", route) for route in ROUTES for service in consumers_of(route.event)]
     return {
         f"{service.value}.{action}.{route.event.__name__}": _operation(service, action, route)
-        for service, action, route in sorted(said + heard, key=lambda each: (list(Service).index(each[0]), each[1]))
+        for service, action, route in sorted(published + heard, key=lambda each: (list(Service).index(each[0]), each[1]))
     }
 
 

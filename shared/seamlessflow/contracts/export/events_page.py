@@ -1,4 +1,4 @@
-"""docs/events.md: who says what to whom, and what every field means."""
+"""docs/events.md: publisher and handlers of every event, and the meaning of every field."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _section(module: str, routes: list[Route]) -> str:
                 f"[{route.event.__name__}](#{route.event.__name__.lower()})",
                 f"`{route.subject}`",
                 f"`{route.stream}`",
-                _services(route.said_by),
+                _services(route.published_by),
                 _services(consumers_of(route.event)) or "—",
                 _limit(route),
                 f"`{route.message_id}`",

@@ -20,7 +20,7 @@ WORDS: Mapping[str, str] = {
     "code": "Short name of the error, such as context_length_exceeded.",
     "completion_tokens": "Tokens sampled for this call.",
     "data": "For the verifier, and for agents that want more than the prompt. JSON values.",
-    "document": "The whole run configuration (seamlessflow.config.run.RunConfig as JSON).",
+    "document": "The whole run configuration (seamlessflow.run_config.RunConfig as JSON).",
     "env": "Environment tag: which kind of agent does it.",
     "episode": "One attempt at one execution of an agent: `<group>-<index>-<attempt>`.",
     "episodes": "Its members.",
@@ -88,7 +88,7 @@ WORDS: Mapping[str, str] = {
 
 
 def meaning(record: type[Record], field: str) -> str:
-    """What a field's value means. Raises ConfigError for one that nobody has explained: write its docstring."""
+    """What a field's value means. Raises ConfigError for a field without a docstring."""
     described = record.model_fields[field].description
     if described:
         return " ".join(described.split())

@@ -1,8 +1,8 @@
 """What each service may publish and hear, derived from the wiring table, as nats-server wants it.
 
-A service may say its own events, read any journal by direct get, pull from and acknowledge to its own consumers, keep
-its own keys, and hear its own handlers. Nobody but the scheduler may make streams or consumers: who can create a consumer
-can have any message delivered to anybody.
+A service may publish its own events, read any journal by direct get, pull from and acknowledge to its own consumers, keep
+its own keys, and hear its own inbox. Only the scheduler may make streams or consumers: a process that can create a consumer
+can have any message delivered to any subject.
 
 NATS matches whole tokens, so consumers are told apart by their names. Names with a part (a shard, a tag and bucket) are
 listed for ``SHARDS``, ``BUCKETS_PER_TAG`` and the places that a run's work tags can have: tags are people's own words, so
@@ -48,7 +48,7 @@ HINTS: Mapping[Service, tuple[str, ...]] = {
     Service.TRAINER: (wildcards(HINT_WEIGHTS),),
     Service.TRAJECTORY_MANAGER: (f"{inbox_prefix(Service.AGENT_RUNNER)}.>",),
 }
-"""What each may publish without storing it: pokes, and answers into the gateway's handlers."""
+"""What each may publish without storing it: pokes, and answers into the gateway's inbox."""
 WRITABLE: Mapping[Service, tuple[str, ...]] = {
     Service.SCHEDULER: BUCKETS,
     Service.TRAINER: (NODES_BUCKET, WEIGHTS_BUCKET),
@@ -72,7 +72,7 @@ def permissions() -> dict[Service, Permissions]:
 
 
 def _of(service: Service) -> Permissions:
-    publish = [wildcards(r.subject, service=service.value) for r in ROUTES if service in r.said_by]
+    publish = [wildcards(r.subject, service=service.value) for r in ROUTES if service in r.published_by]
     publish += HINTS.get(service, ())
     publish += [f"$KV.{bucket}.>" for bucket in WRITABLE.get(service, (NODES_BUCKET,))]
     subscribe = [f"{inbox_prefix(service)}.>"]

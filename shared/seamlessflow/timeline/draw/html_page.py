@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from seamlessflow.timeline import BUSY, Kind, Lanes, Series, Shares
+from seamlessflow.timeline import BUSY, Series, Shares, SpanKind, Timeline
 
-from .layout import Row, Rows, columns_of, facts, full, percent, rows_of
+from .layout import Rows, TimelineRow, columns_of, facts, full, percent, rows_of
 from .palette import DARK, LIGHT, WORDS, Palette
 
 _HERE = Path(__file__).parent
@@ -21,13 +21,13 @@ MOST_ROWS_OPEN = 40
 """A longer table begins folded."""
 
 
-def write_html(lanes: Lanes, path: Path) -> None:
+def write_html(lanes: Timeline, path: Path) -> None:
     """Draw it."""
     rows = rows_of(lanes)
     filled = {
         "TITLE": html.escape(lanes.title),
-        "FACTS": f"{' · '.join(facts(lanes, rows))} ({rows.window_words})",
-        "WINDOW": rows.window_words,
+        "FACTS": f"{' · '.join(facts(lanes, rows))} ({rows.window_text})",
+        "WINDOW": rows.window_text,
         "NOTES": _notes(lanes.notes),
         "OPEN": " open" if len(rows.rows) <= MOST_ROWS_OPEN else "",
         "TABLE": _table(rows),
@@ -60,7 +60,7 @@ def _table(rows: Rows) -> str:
     return f"<table><tr>{heads}</tr>{''.join(lines)}</table>"
 
 
-def _data(lanes: Lanes, rows: Rows) -> dict[str, object]:
+def _data(lanes: Timeline, rows: Rows) -> dict[str, object]:
     """What the scripts read; see the first lines of page_strips.js."""
     present = {span.kind for span in lanes.spans}
     reasons: dict[str, int] = {}
@@ -69,7 +69,7 @@ def _data(lanes: Lanes, rows: Rows) -> dict[str, object]:
         "length": max(lanes.end - lanes.start, 1e-3),
         "zero": round(lanes.start - lanes.origin, 4),
         "kinds": [[kind.value, WORDS[kind], _order(kind), kind in present] for kind in _KINDS],
-        "rollout": _KINDS.index(Kind.ROLLOUT),
+        "rollout": _KINDS.index(SpanKind.ROLLOUT),
         "most": most,
         "colours": {"light": _colours(LIGHT), "dark": _colours(DARK)},
         "groups": [[group.name, len(group.rows), round(group.shares.busy, 4)] for group in rows.groups],
@@ -85,7 +85,7 @@ def _data(lanes: Lanes, rows: Rows) -> dict[str, object]:
     }
 
 
-def _order(kind: Kind) -> int:
+def _order(kind: SpanKind) -> int:
     """Where it lies in a pile: what devices are for at the bottom."""
     return len(_KINDS) - ([*BUSY, *(each for each in _KINDS if each not in BUSY)].index(kind))
 
@@ -98,14 +98,14 @@ def _colours(palette: Palette) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _node(row: Row, lanes: Lanes, most: float, reasons: dict[str, int]) -> dict[str, object]:
+def _node(row: TimelineRow, lanes: Timeline, most: float, reasons: dict[str, int]) -> dict[str, object]:
     """Spans as [kind, milliseconds, reason, epoch, busy percent] one after the other; holes between them become AWAY."""
     flat: list[int | float] = []
     offset = at = round(1000 * (row.spans[0].start - lanes.start))
     for span in row.spans:
         start, end = round(1000 * (span.start - lanes.start)), round(1000 * (span.end - lanes.start))
         if start > at:
-            flat += [_KINDS.index(Kind.AWAY), start - at, reasons.setdefault("", len(reasons)), -1, 100]
+            flat += [_KINDS.index(SpanKind.AWAY), start - at, reasons.setdefault("", len(reasons)), -1, 100]
         if end > at:
             why = reasons.setdefault(span.reason, len(reasons))
             epoch = -1 if span.epoch is None else span.epoch

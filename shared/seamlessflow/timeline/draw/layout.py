@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from seamlessflow.timeline import Kind, Lanes, Series, Shares, Span, Window, shares_by_node, steady_window, total
+from seamlessflow.timeline import Series, Shares, Span, SpanKind, Timeline, Window, shares_by_node, steady_window, total
 
 from .palette import WORDS, Palette
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 MOST_LETTERS = 20
-_TRAINS = {Kind.TRAIN, Kind.TRAIN_WAITING}
-_ROLLS_OUT = {Kind.ROLLOUT, Kind.WAITING, Kind.HELD}
+_TRAINS = {SpanKind.TRAIN, SpanKind.TRAIN_WAITING}
+_ROLLS_OUT = {SpanKind.ROLLOUT, SpanKind.WAITING, SpanKind.HELD}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """One node."""
 
     node: str
@@ -34,14 +34,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Nodes that did the same kinds of work."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[TimelineRow, ...]
 
     @property
     def shares(self) -> Shares:
+        """Time of all rows of the group, by kind."""
         return total(row.shares for row in self.rows)
 
 
@@ -49,20 +50,22 @@ class Group:
 class Rows:
     """All nodes, and the window that figures are of: from the first step to the last one, or everything."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     window: Window
-    window_words: str
+    window_text: str
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TimelineRow]:
+        """The rows of all groups, in order."""
         return [row for group in self.groups for row in group.rows]
 
     @property
     def shares(self) -> Shares:
+        """Time of all rows, by kind."""
         return total(row.shares for row in self.rows)
 
 
-def rows_of(lanes: Lanes) -> Rows:
+def rows_of(lanes: Timeline) -> Rows:
     """Sorted and grouped; figures are of the steady window where there is one, and of all that is shown of a part."""
     window, words = (lanes.start, lanes.end), "from beginning to end"
     if lanes.zero is not None:
@@ -73,11 +76,11 @@ def rows_of(lanes: Lanes) -> Rows:
     for span in sorted(lanes.spans, key=lambda span: span.start):
         by_node.setdefault(span.node, []).append(span)
     shares = shares_by_node(lanes.spans, window)
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[TimelineRow]] = {}
     for node in sorted(by_node, key=natural):
-        groups.setdefault(_group(by_node[node]), []).append(Row(node, tuple(by_node[node]), shares[node]))
+        groups.setdefault(_group(by_node[node]), []).append(TimelineRow(node, tuple(by_node[node]), shares[node]))
     order = [name for name in ("train and roll out", "train", "roll out", "neither") if name in groups]
-    return Rows(tuple(Group(name, tuple(groups[name])) for name in order), window, words)
+    return Rows(tuple(RowGroup(name, tuple(groups[name])) for name in order), window, words)
 
 
 def short(name: str) -> str:
@@ -90,7 +93,7 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def full(lanes: Lanes) -> float:
+def full(lanes: Timeline) -> float:
     """How many generations in flight make a node look full: nearly the most that any had."""
     values = sorted(value for series in lanes.node_in_flight.values() for value in series.values if value > 0)
     return values[int(0.98 * (len(values) - 1))] if values else 0.0
@@ -120,7 +123,7 @@ class Strips:
     """[C] middles of the columns."""
 
     @classmethod
-    def of(cls, rows: Rows, lanes: Lanes, num_columns: int) -> Strips:
+    def of(cls, rows: Rows, lanes: Timeline, num_columns: int) -> Strips:
         """Cut the picture's time into equal columns."""
         import numpy as np
 
@@ -134,12 +137,12 @@ class Strips:
                 _add(shares[place, KINDS.index(span.kind)], span, edges)
             series = lanes.node_in_flight.get(row.node)
             if series is not None and most:
-                rolled = shares[place, KINDS.index(Kind.ROLLOUT)]
+                rolled = shares[place, KINDS.index(SpanKind.ROLLOUT)]
                 mean = _means(series, edges) / most
                 fullness[place] = np.clip(mean / np.maximum(rolled, 0.05), 0, 1)
         return cls(shares, fullness, (edges[1:] + edges[:-1]) / 2)
 
-    def total(self, kind: Kind) -> Floats:
+    def total(self, kind: SpanKind) -> Floats:
         """[C] share of the nodes."""
         found: Floats = self.shares_NKC[:, KINDS.index(kind)].mean(axis=0) if len(self.shares_NKC) else self.times * 0
         return found
@@ -149,14 +152,14 @@ class Strips:
         import numpy as np
 
         colours = np.array([rgb(palette.kinds[kind]) for kind in KINDS], dtype=np.float32)
-        rollout = KINDS.index(Kind.ROLLOUT)
+        rollout = KINDS.index(SpanKind.ROLLOUT)
         others = self.shares_NKC.copy()
         others[:, rollout] = 0
         image = np.einsum("nkc,kx->ncx", others, colours)
-        few, many = (np.array(rgb(each), dtype=np.float32) for each in (palette.rollout_few, palette.kinds[Kind.ROLLOUT]))
+        few, many = (np.array(rgb(each), dtype=np.float32) for each in (palette.rollout_few, palette.kinds[SpanKind.ROLLOUT]))
         shade = few + (many - few) * self.fullness_NC[..., None]
         image += self.shares_NKC[:, rollout, :, None] * shade
-        image += np.clip(1 - self.shares_NKC.sum(axis=1), 0, 1)[..., None] * colours[KINDS.index(Kind.AWAY)]
+        image += np.clip(1 - self.shares_NKC.sum(axis=1), 0, 1)[..., None] * colours[KINDS.index(SpanKind.AWAY)]
         clipped: Floats = np.clip(image, 0, 1)
         return clipped
 
@@ -203,15 +206,15 @@ def _means(series: Series, edges: Floats) -> Floats:
 
 COLUMNS: Mapping[str, Callable[[Shares], float]] = {
     "busy": lambda shares: shares.busy,
-    "rollout": lambda shares: shares.share(Kind.ROLLOUT),
-    "train": lambda shares: shares.share(Kind.TRAIN),
-    "hand-over": lambda shares: shares.share(Kind.HAND_OVER),
-    "waiting": lambda shares: shares.share(Kind.WAITING, Kind.TRAIN_WAITING),
-    "frozen": lambda shares: shares.share(Kind.FROZEN),
-    "idle": lambda shares: shares.share(Kind.IDLE),
-    "load": lambda shares: shares.share(Kind.LOAD),
-    "away": lambda shares: shares.share(Kind.AWAY),
-    "not known": lambda shares: shares.share(Kind.HELD),
+    "rollout": lambda shares: shares.share(SpanKind.ROLLOUT),
+    "train": lambda shares: shares.share(SpanKind.TRAIN),
+    "hand-over": lambda shares: shares.share(SpanKind.HAND_OVER),
+    "waiting": lambda shares: shares.share(SpanKind.WAITING, SpanKind.TRAIN_WAITING),
+    "frozen": lambda shares: shares.share(SpanKind.FROZEN),
+    "idle": lambda shares: shares.share(SpanKind.IDLE),
+    "load": lambda shares: shares.share(SpanKind.LOAD),
+    "away": lambda shares: shares.share(SpanKind.AWAY),
+    "not known": lambda shares: shares.share(SpanKind.HELD),
 }
 """Shares, 0 to 1. ``busy`` is of the time in which the node was there; the others are of all time, and add up to it."""
 
@@ -220,7 +223,7 @@ _ALWAYS = ("busy", "rollout", "train", "hand-over", "waiting", "idle")
 
 
 def columns_of(rows: Iterable[Shares]) -> dict[str, Callable[[Shares], float]]:
-    """The columns that say something of these rows."""
+    """The columns with a value in any of these rows."""
     shown = list(rows)
     return {name: value for name, value in COLUMNS.items() if name in _ALWAYS or any(value(row) for row in shown)}
 
@@ -244,7 +247,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / unit:.3g} {words}" if unit > 1 else f"{seconds:.1f} s"
 
 
-def facts(lanes: Lanes, rows: Rows) -> list[str]:
+def facts(lanes: Timeline, rows: Rows) -> list[str]:
     """A picture in one line."""
     count, steps, shares = len(rows.rows), len(lanes.steps), rows.shares
     return [

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seamlessflow.timeline import Kind
+from seamlessflow.timeline import SpanKind
 
-WORDS: Mapping[Kind, str] = {
-    Kind.ROLLOUT: "rollout",
-    Kind.WAITING: "nothing to sample",
-    Kind.HELD: "rollout (sampling not known)",
-    Kind.TRAIN: "training step",
-    Kind.TRAIN_WAITING: "no step to take",
-    Kind.HAND_OVER: "hand-over",
-    Kind.LOAD: "loading",
-    Kind.FROZEN: "frozen with generations",
-    Kind.IDLE: "idle",
-    Kind.AWAY: "away",
+WORDS: Mapping[SpanKind, str] = {
+    SpanKind.ROLLOUT: "rollout",
+    SpanKind.WAITING: "nothing to sample",
+    SpanKind.HELD: "rollout (sampling not known)",
+    SpanKind.TRAIN: "training step",
+    SpanKind.TRAIN_WAITING: "no step to take",
+    SpanKind.HAND_OVER: "hand-over",
+    SpanKind.LOAD: "loading",
+    SpanKind.FROZEN: "frozen with generations",
+    SpanKind.IDLE: "idle",
+    SpanKind.AWAY: "away",
 }
 """In the order of legends and tables."""
 
@@ -29,7 +29,7 @@ WORDS: Mapping[Kind, str] = {
 class Palette:
     """All as ``#rrggbb``."""
 
-    kinds: Mapping[Kind, str]
+    kinds: Mapping[SpanKind, str]
     rollout_few: str
     """Rollout with hardly anything in flight; with much it is ``kinds[ROLLOUT]``."""
     page: str
@@ -44,16 +44,16 @@ class Palette:
 
 LIGHT = Palette(
     kinds={
-        Kind.ROLLOUT: "#1a5fad",
-        Kind.WAITING: "#dce8f4",
-        Kind.HELD: "#8fa9c4",
-        Kind.TRAIN: "#f0902b",
-        Kind.TRAIN_WAITING: "#fae0bf",
-        Kind.HAND_OVER: "#d6277b",
-        Kind.LOAD: "#5cb594",
-        Kind.FROZEN: "#b7dfe6",
-        Kind.IDLE: "#c5c9cf",
-        Kind.AWAY: "#f3f4f6",
+        SpanKind.ROLLOUT: "#1a5fad",
+        SpanKind.WAITING: "#dce8f4",
+        SpanKind.HELD: "#8fa9c4",
+        SpanKind.TRAIN: "#f0902b",
+        SpanKind.TRAIN_WAITING: "#fae0bf",
+        SpanKind.HAND_OVER: "#d6277b",
+        SpanKind.LOAD: "#5cb594",
+        SpanKind.FROZEN: "#b7dfe6",
+        SpanKind.IDLE: "#c5c9cf",
+        SpanKind.AWAY: "#f3f4f6",
     },
     rollout_few="#a9cbea",
     page="#ffffff",
@@ -67,16 +67,16 @@ LIGHT = Palette(
 
 DARK = Palette(
     kinds={
-        Kind.ROLLOUT: "#5aa9ff",
-        Kind.WAITING: "#22354a",
-        Kind.HELD: "#566f8a",
-        Kind.TRAIN: "#f39a3d",
-        Kind.TRAIN_WAITING: "#57411f",
-        Kind.HAND_OVER: "#ff5fa2",
-        Kind.LOAD: "#4fbf97",
-        Kind.FROZEN: "#2c5a63",
-        Kind.IDLE: "#505761",
-        Kind.AWAY: "#1a2028",
+        SpanKind.ROLLOUT: "#5aa9ff",
+        SpanKind.WAITING: "#22354a",
+        SpanKind.HELD: "#566f8a",
+        SpanKind.TRAIN: "#f39a3d",
+        SpanKind.TRAIN_WAITING: "#57411f",
+        SpanKind.HAND_OVER: "#ff5fa2",
+        SpanKind.LOAD: "#4fbf97",
+        SpanKind.FROZEN: "#2c5a63",
+        SpanKind.IDLE: "#505761",
+        SpanKind.AWAY: "#1a2028",
     },
     rollout_few="#25507d",
     page="#0f141a",

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from seamlessflow.timeline import BUSY, Kind, Lanes, Step
+from seamlessflow.timeline import BUSY, SpanKind, Timeline, TrainStep
 
 from .layout import Rows, Strips, between, facts, percent, rgb, rows_of, short, time_unit
 from .palette import LIGHT, WORDS
@@ -23,7 +23,8 @@ from .palette import LIGHT, WORDS
 MOST_STEP_LINES = 120
 
 
-def draw_fleet(axes: Any, strips: Strips, lanes: Lanes) -> None:
+def draw_fleet(axes: Any, strips: Strips, lanes: Timeline) -> None:
+    """Stack the share of nodes of each kind over time."""
     times = strips.times - lanes.origin
     kinds = [kind for kind in (*BUSY, *(kind for kind in WORDS if kind not in BUSY)) if strips.total(kind).any()]
     axes.stackplot(times, [strips.total(kind) for kind in kinds], colors=[LIGHT.kinds[kind] for kind in kinds], linewidth=0)
@@ -32,7 +33,8 @@ def draw_fleet(axes: Any, strips: Strips, lanes: Lanes) -> None:
     _panel(axes, "share of nodes", lanes)
 
 
-def draw_load(axes: Any, lanes: Lanes) -> None:
+def draw_load(axes: Any, lanes: Timeline) -> None:
+    """Plot generations in flight and queued over time."""
     for series, name, colour in ((lanes.in_flight, "in flight", LIGHT.in_flight), (lanes.queued, "queued", LIGHT.queued)):
         if series is not None and len(series.values):
             times = [series.start - lanes.origin + series.width * place for place in range(len(series.values))]
@@ -43,7 +45,8 @@ def draw_load(axes: Any, lanes: Lanes) -> None:
     _key(axes)
 
 
-def draw_staleness(axes: Any, lanes: Lanes) -> None:
+def draw_staleness(axes: Any, lanes: Timeline) -> None:
+    """Plot mean and maximal staleness of each step."""
     known = [step for step in lanes.steps if step.staleness_max is not None]
     times = [step.time - lanes.origin for step in known]
     oldest = [step.staleness_max or 0.0 for step in known]
@@ -53,13 +56,13 @@ def draw_staleness(axes: Any, lanes: Lanes) -> None:
     axes.plot(
         times, oldest, dots or "-", color=LIGHT.staleness, markersize=3.2, markerfacecolor=LIGHT.page, label="oldest token"
     )
-    axes.plot(times, means, "-", marker=dots, markersize=3, color=LIGHT.kinds[Kind.TRAIN], linewidth=1.2, label="mean")
+    axes.plot(times, means, "-", marker=dots, markersize=3, color=LIGHT.kinds[SpanKind.TRAIN], linewidth=1.2, label="mean")
     axes.set_ylim(-0.12 * max(1.0, *oldest), 1.3 * max(1.0, *oldest))
     _panel(axes, "staleness of trained tokens, in steps", lanes)
     _key(axes)
 
 
-def _panel(axes: Any, title: str, lanes: Lanes) -> None:
+def _panel(axes: Any, title: str, lanes: Timeline) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -89,7 +92,8 @@ def _key(axes: Any, num_columns: int = 2) -> None:
     )  # fmt: skip
 
 
-def draw_times(panels: list[Any], nodes: Any, lanes: Lanes) -> None:
+def draw_times(panels: list[Any], nodes: Any, lanes: Timeline) -> None:
+    """Give all panels one time axis, labelled below the last."""
     length = max(lanes.end - lanes.start, 1e-9)
     unit, words = time_unit(lanes.end - lanes.origin)
     panels[0].set_xlim(lanes.start - lanes.origin, lanes.start - lanes.origin + length)
@@ -120,10 +124,10 @@ def draw_times(panels: list[Any], nodes: Any, lanes: Lanes) -> None:
         )
 
 
-def _apart(steps: Sequence[Step], seconds: float) -> list[Step]:
+def _apart(steps: Sequence[TrainStep], seconds: float) -> list[TrainStep]:
     """Those with room for their number, and not more of them than people read: every one, or each 2nd, 5th, 10th …"""
     every = _round(len(steps) / 30)
-    found: list[Step] = []
+    found: list[TrainStep] = []
     for step in steps:
         if (every <= 1 or step.step % every == 0) and (not found or step.time - found[-1].time >= seconds):
             found.append(step)
@@ -144,7 +148,7 @@ FEW_LABELS, MOST_LABELS, MOST_STRIPS = 16, 40, 100
 """Nodes with names in a large and in a small type, and with a gap between them. Strips thinner than that touch."""
 
 
-def draw_nodes(axes: Any, rows: Rows, strips: Strips, lanes: Lanes) -> None:
+def draw_nodes(axes: Any, rows: Rows, strips: Strips, lanes: Timeline) -> None:
     """A strip for each node; names and busy shares beside them, of groups where nodes are too many to name."""
     num_nodes = max(len(rows.rows), 1)
     if rows.rows and lanes.end > lanes.start:
@@ -199,13 +203,13 @@ MANY_NODES = 12
 """From here on a panel shows what share of the nodes did what."""
 
 
-def write_png(lanes: Lanes, path: Path) -> None:
+def write_png(lanes: Timeline, path: Path) -> None:
     """Draw it."""
     with _plain_text():
         _figure(lanes).savefig(path, dpi=DPI, facecolor=LIGHT.page)
 
 
-def svg(lanes: Lanes) -> str:
+def svg(lanes: Timeline) -> str:
     """The same as an ``<svg>`` element, for reports."""
     out = io.StringIO()
     with _plain_text():
@@ -221,7 +225,7 @@ def _plain_text() -> AbstractContextManager[Any]:
     return rc_context({"text.parse_math": False, "text.usetex": False})
 
 
-def _figure(lanes: Lanes) -> Any:
+def _figure(lanes: Timeline) -> Any:
     from matplotlib.figure import Figure
 
     rows = rows_of(lanes)
@@ -255,7 +259,7 @@ def _figure(lanes: Lanes) -> Any:
     return figure
 
 
-def _head(figure: Any, lanes: Lanes, rows: Rows, total: float) -> None:
+def _head(figure: Any, lanes: Timeline, rows: Rows, total: float) -> None:
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
@@ -263,7 +267,7 @@ def _head(figure: Any, lanes: Lanes, rows: Rows, total: float) -> None:
     figure.text(
         0.115,
         1 - 0.58 / total,
-        f"{' · '.join(facts(lanes, rows))}  ({rows.window_words})",
+        f"{' · '.join(facts(lanes, rows))}  ({rows.window_text})",
         size=10.5,
         color=LIGHT.faint,
         va="center",
@@ -272,8 +276,8 @@ def _head(figure: Any, lanes: Lanes, rows: Rows, total: float) -> None:
     kinds = [kind for kind in WORDS if kind in present]
     handles: list[Any] = [(Patch(color=LIGHT.kinds[kind]),) for kind in kinds]
     labels = [WORDS[kind] for kind in kinds]
-    if Kind.ROLLOUT in kinds and lanes.node_in_flight:
-        few, many, place = rgb(LIGHT.rollout_few), rgb(LIGHT.kinds[Kind.ROLLOUT]), kinds.index(Kind.ROLLOUT)
+    if SpanKind.ROLLOUT in kinds and lanes.node_in_flight:
+        few, many, place = rgb(LIGHT.rollout_few), rgb(LIGHT.kinds[SpanKind.ROLLOUT]), kinds.index(SpanKind.ROLLOUT)
         shades = (between(few, many, level) for level in (0.0, 0.33, 0.67, 1.0))
         handles[place] = tuple(Patch(color=shade) for shade in shades)
         labels[place] = "rollout, few to many in flight"
