@@ -31,7 +31,7 @@ for name, (path, body) in WAYS.items():
         silent += [] if is_off or request.notes else [name]
     except Exception as wrong:
         print(f"{name:34} refused: {str(wrong)[:90]}")
-import seamlessflow.run_sections as s
+import seamlessflow.config.sampling_sections as s
 
 fields = [f for section in (s.ModelSection, s.SamplingSection) for f in section.model_fields]
 print(

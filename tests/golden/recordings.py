@@ -22,17 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from seamlessflow.blobs import Store
-from seamlessflow.bus.memory_server import MemoryServer
-from seamlessflow.run_config import RunConfig, parse_run_config
 
 from seamlessflow.bus.base import Record
-from seamlessflow.bus.memory import MemoryBus
+from seamlessflow.bus.memory.bus import MemoryBus, MemoryServer
+from seamlessflow.config.run import RunConfig, parse_run_config
 from seamlessflow.contracts import Event
 from seamlessflow.contracts.routes import LEASES_BUCKET, RUNS_BUCKET, WEIGHTS_BUCKET
 from seamlessflow.contracts.streams import control_streams, journal_stream, run_consumers, run_streams
 from seamlessflow.errors import MalformedMessage
 from seamlessflow.runtime import Journal
+from seamlessflow.store.large_payloads import Store
 
 FOLDER = Path(__file__).parent
 JOURNAL_FILE, STORE_FILE, FACTS_FILE = "journal.msgpack.xz", "store.tar.xz", "facts.json"

@@ -24,9 +24,9 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-import seamlessflow.bus.memory_log
 import structlog
 
+import seamlessflow.bus.memory.stream
 import seamlessflow.runtime.context
 import seamlessflow_trainer.service
 from seamlessflow.bus.base import Message, Stored
@@ -449,7 +449,7 @@ def stage() -> Iterator[Path]:
             (folder / "model" / name).write_text(json.dumps({"model_type": "numbers"}))
         (folder / "model" / "model.safetensors").write_bytes(b"")
         stack.enter_context(threads_inline())
-        stack.enter_context(patch.object(seamlessflow.bus.memory_log, "matches", cache(matches)))
+        stack.enter_context(patch.object(seamlessflow.bus.memory.stream, "matches", cache(matches)))
         stack.enter_context(patch.object(seamlessflow_trainer.service, "DeviceLock", _FreeDevice))
         gc.collect()
         gc.freeze()  # torch and its like have a million objects, which would be looked through again and again
