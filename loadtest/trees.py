@@ -38,7 +38,7 @@ from seamlessflow.runtime import GcControl
 from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_agent_runner.gateway.sessions import digest
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
-from seamlessflow_trajectory_manager.rendering.renderer import TemplateRenderer
+from seamlessflow_trajectory_manager.rendering.template_renderer import TemplateRenderer
 from seamlessflow_trajectory_manager.trajectory.manager import Manager
 
 RUN = "trees"

@@ -86,7 +86,7 @@ def folder(
 
 
 def renderer(where: Path) -> Any:
-    from seamlessflow_trajectory_manager.rendering.renderer import load_renderer
+    from seamlessflow_trajectory_manager.rendering.model_renderer import load_renderer
 
     return load_renderer(where, "", now=datetime(2026, 11, 30, tzinfo=UTC))
 

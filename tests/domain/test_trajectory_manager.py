@@ -31,7 +31,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import MalformedMessage
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
-from seamlessflow_trajectory_manager.rendering.renderer import TemplateRenderer
+from seamlessflow_trajectory_manager.rendering.template_renderer import TemplateRenderer
 from seamlessflow_trajectory_manager.replay_comparison import HEARD, SAID, consequences_of, replay
 from seamlessflow_trajectory_manager.trajectory.manager import Manager, NotYet
 from tests.domain.trajectory_builders import (

@@ -28,7 +28,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.tokenization.tokenizer import ChatTokenizer
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
-from seamlessflow_trajectory_manager.rendering.renderer import TemplateRenderer
+from seamlessflow_trajectory_manager.rendering.template_renderer import TemplateRenderer
 from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from tests.text.words import byte_level
 

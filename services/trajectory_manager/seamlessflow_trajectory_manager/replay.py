@@ -24,7 +24,7 @@ from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import fetch_folder, model_path
 
-from .rendering.renderer import load_renderer
+from .rendering.model_renderer import load_renderer
 from .replay_comparison import SAID, Comparison, replay
 from .run_reader import read_events, shard_filters, started_at
 from .trajectory.manager import Manager

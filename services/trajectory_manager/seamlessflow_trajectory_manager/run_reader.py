@@ -22,7 +22,8 @@ from seamlessflow.runtime import Journal
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import fetch_folder, model_path
 
-from .rendering.renderer import Renderer, load_renderer
+from .rendering.base import Renderer
+from .rendering.model_renderer import load_renderer
 from .replay_comparison import consequences_of
 from .trajectory.manager import Manager
 

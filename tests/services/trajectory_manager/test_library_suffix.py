@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.tokenization.tokenizer import ChatTokenizer
-from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn
+from seamlessflow_trajectory_manager.rendering.base import KnownTurn
 from seamlessflow_trajectory_manager.rendering.renderers_library import library_renderer
 from seamlessflow_trajectory_manager.trajectory.manager import Manager
 from seamlessflow_trajectory_manager.trajectory.prompt_plan import HEADER_TOKENS

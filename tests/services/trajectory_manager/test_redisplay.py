@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from seamlessflow_trajectory_manager.rendering.base import KnownTurn
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
-from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn, TemplateRenderer
+from seamlessflow_trajectory_manager.rendering.template_renderer import TemplateRenderer
 from seamlessflow_trajectory_manager.rendering.turn_boundary import end_of_turn
 from tests.domain.trajectory_builders import CHATML, renderer, tokenizer
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.models.tiny import CHAT_TEMPLATE
+from seamlessflow_trajectory_manager.rendering.base import KnownTurn
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate, TemplateRefused
-from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn, TemplateRenderer
+from seamlessflow_trajectory_manager.rendering.template_renderer import TemplateRenderer
 from tests.domain.trajectory_builders import CALC, CHATML, SMOLLM2, tokenizer
 
 QWEN = """\

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from seamlessflow.errors import ConfigError
 from seamlessflow.tokenization.tokenizer import ChatTokenizer
+from seamlessflow_trajectory_manager.rendering.base import KnownTurn, Terms
 from seamlessflow_trajectory_manager.rendering.chat_template import EPOCH, ChatTemplate, TemplateRefused
-from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn, TemplateRenderer, Terms, load_renderer
+from seamlessflow_trajectory_manager.rendering.model_renderer import load_renderer
 from seamlessflow_trajectory_manager.rendering.renderers_library import library_renderer
+from seamlessflow_trajectory_manager.rendering.template_renderer import TemplateRenderer
 from tests.domain.trajectory_builders import CALC, CHATML, SMOLLM2, renderer, tokenizer, user
 
 texts = st.text(alphabet="ab 1+2=?\n\té漢", max_size=24)
@@ -177,7 +179,8 @@ def test_an_incomplete_model_folder_says_what_is_missing(folder: Path, missing: 
 def test_loading_a_renderer_loads_no_torch(folder: Path):
     """The manager runs where torch is not installed, and starts fast where it is."""
     script = (
-        "import sys; from pathlib import Path; from seamlessflow_trajectory_manager.rendering.renderer import load_renderer; "
+        "import sys; from pathlib import Path; "
+        "from seamlessflow_trajectory_manager.rendering.model_renderer import load_renderer; "
         "from seamlessflow_trajectory_manager.rendering.chat_template import EPOCH; "
         f"load_renderer(Path({str(folder)!r}), 'x', now=EPOCH); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     )

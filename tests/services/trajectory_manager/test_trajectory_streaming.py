@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamlessflow.tokenization.tokenizer import ChatTokenizer
+from seamlessflow_trajectory_manager.rendering.base import Renderer, Terms
 from seamlessflow_trajectory_manager.rendering.chat_template import ChatTemplate
-from seamlessflow_trajectory_manager.rendering.renderer import Renderer, TemplateRenderer, Terms
 from seamlessflow_trajectory_manager.rendering.renderers_library import LibraryRenderer, library_renderer
+from seamlessflow_trajectory_manager.rendering.template_renderer import TemplateRenderer
 from tests.domain.trajectory_builders import CALC, CHATML, renderer, tokenizer, user
 
 CALL = '<tool_call>{"name": "calc", "arguments": {}}</tool_call>'

@@ -23,8 +23,8 @@ from seamlessflow.tokenization.stop_strings import num_held
 from seamlessflow.tokenization.tokenizer import CALL, THINK, THOUGHT, ChatTokenizer
 from seamlessflow_trajectory_manager.trajectory.message_identity import Message, text_of
 
+from .base import PLAIN, KnownTurn, Renderer, Terms, parse_raw, stream_raw
 from .chat_template import EPOCH, TemplateRefused
-from .renderer import PLAIN, KnownTurn, Renderer, Terms, parse_raw, stream_raw
 from .text_stream import NOTHING, Shown, StopGate, Streamed
 from .tool_calls import Parsed, ToolCall
 from .visible_text import Visible

@@ -16,7 +16,7 @@ from seamlessflow.contracts import AnswerDelta, CallAnswered
 from seamlessflow.telemetry import count
 from seamlessflow_trajectory_manager.trajectory.call import Call, Segment
 
-from .renderer import Renderer, Terms
+from .base import Renderer, Terms
 from .text_stream import NOTHING, Shown, Silent, Streamed
 
 log = structlog.get_logger()

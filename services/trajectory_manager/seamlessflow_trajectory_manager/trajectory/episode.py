@@ -24,8 +24,8 @@ from seamlessflow.contracts import (
     SegmentSampled,
 )
 from seamlessflow.errors import MalformedMessage
+from seamlessflow_trajectory_manager.rendering.base import PROMPT_END_TOKENS, Renderer, Terms
 from seamlessflow_trajectory_manager.rendering.chat_template import TemplateRefused
-from seamlessflow_trajectory_manager.rendering.renderer import PROMPT_END_TOKENS, Renderer, Terms
 
 from .call import Asked, Call, End, Segment
 from .call_answers import answer_of, call_refused, client_gone, empty_prompt, engine_refused, refusal, too_long

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from seamlessflow.contracts import CallRequested, EpisodeEnded, Event, GenerationEnded, SegmentSampled
 from seamlessflow.errors import Unavailable
-from seamlessflow_trajectory_manager.rendering.renderer import Renderer, Terms
+from seamlessflow_trajectory_manager.rendering.base import Renderer, Terms
 
 from .call import Call, End
 from .call_answers import call_refused, refusal

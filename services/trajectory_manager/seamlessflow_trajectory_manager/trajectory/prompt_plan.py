@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from seamlessflow.contracts import Int32s
-from seamlessflow_trajectory_manager.rendering.renderer import KnownTurn, Renderer
+from seamlessflow_trajectory_manager.rendering.base import KnownTurn, Renderer
 
 from .message_identity import Message
 from .prefix_match import Place

@@ -1,93 +1,21 @@
-"""Messages to token ids and back: the one seam to tokenizers and chat templates.
-
-Two renderers keep these promises: ``library`` wraps the ``renderers`` package for the model families it renders exactly;
-``TemplateRenderer`` here works over any model's own chat template. Ids that were sampled are never encoded again: a
-later turn adds only the tokens after them.
-"""
+"""A renderer over the model's own chat template: renders in full context, and encodes only what is new."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from seamlessflow.errors import ConfigError
-from seamlessflow.tokenization.tokenizer import THINK, ChatTokenizer, read_json
+from seamlessflow.tokenization.tokenizer import THINK, ChatTokenizer
 from seamlessflow_trajectory_manager.trajectory.message_identity import Message
 
+from .base import PLAIN, KnownTurn, Terms, parse_raw, stream_raw
 from .chat_template import ChatTemplate, TemplateRefused
 from .text_stream import Parts, Streamed, TextStream
 from .tool_calls import Parsed, parse_text
 from .turn_boundary import after_last, end_of_turn, with_other_turn
 from .visible_text import Visible
-
-PROMPT_END_TOKENS = 64
-"""Ids of a prompt's end in which the assistant's header is found."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTurn:
-    """The turn that a conversation goes on from."""
-
-    prompt: Callable[[], list[int]]
-    """The last ids before the sampled ones, the assistant's header among them. A function, since not every renderer reads
-    them."""
-    sampled: Sequence[int]
-    num_messages: int
-    """How many of the conversation's messages are up to and including this turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What of a call decides how its answer's ids are read."""
-
-    tools: list[Any] | None = None
-    """Tools that may be called; None: what looks like a call is text."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the answer and are no part of it."""
-    prompt_end: tuple[int, ...] = ()
-    """The last ids before the sampled ones, the assistant's header among them: a template may open the thoughts there."""
-    is_raw: bool = False
-    """A completion without any template: its text is all there is."""
-
-
-PLAIN = Terms()
-
-
-class Renderer(Protocol):
-    """Pure: the same answer for the same arguments."""
-
-    @property
-    def visible(self) -> Visible:
-        """The ids' text."""
-        ...
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Any of these ends a turn. Ascending."""
-        ...
-
-    def render(self, messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
-        """The whole prompt for the assistant's next turn. Raises TemplateRefused."""
-        ...
-
-    def suffix(self, known: KnownTurn, messages: Sequence[Message], tools: list[Any] | None) -> list[int] | None:
-        """The ids between a known turn's last sampled token and the next turn. ``messages``: the whole conversation.
-
-        However the template shows earlier turns now, their ids stay. None: it does not show where the turn ends. Raises
-        TemplateRefused.
-        """
-        ...
-
-    def parse(self, sampled: Sequence[int], terms: Terms = PLAIN) -> Parsed:
-        """What a turn's ids say. Never raises: malformed calls are content."""
-        ...
-
-    def streamed(self, terms: Terms = PLAIN) -> Streamed:
-        """The same while it is sampled; what it shows is what ``parse`` of all the ids begins with."""
-        ...
 
 
 class TemplateRenderer:
@@ -166,36 +94,3 @@ class TemplateRenderer:
 
     def _is_thinking(self, terms: Terms) -> bool:
         return self.visible.written(terms.prompt_end).rstrip().endswith(THINK)
-
-
-def parse_raw(visible: Visible, sampled: Sequence[int], terms: Terms) -> Parsed:
-    """A completion without a template."""
-    text, stop = visible.said(sampled, terms.stop)
-    return Parsed(text, stop_sequence=None if stop is None else stop.text)
-
-
-def stream_raw(visible: Visible, terms: Terms) -> Streamed:
-    """The same, read along."""
-    return TextStream(visible.spoken(), terms.stop, None)
-
-
-def load_renderer(folder: Path, model_name: str = "", *, now: datetime) -> Renderer:
-    """The renderer of a model folder (config, tokenizer, template). Raises ConfigError that says what is missing.
-
-    ``model_name``: the hub id where known; the ``renderers`` package goes by it. ``now``: what a template that shows the
-    date takes for the time, always.
-    """
-    from .renderers_library import library_renderer
-
-    tokenizer = ChatTokenizer.load(folder, model_name)
-    exact = library_renderer(tokenizer, now=now)
-    if exact is not None:
-        return exact
-    return TemplateRenderer(tokenizer, ChatTemplate.load(folder, tokenizer.named, now), stop_ids_of(folder, tokenizer))
-
-
-def stop_ids_of(folder: Path, tokenizer: ChatTokenizer) -> list[int]:
-    """End-of-turn ids: the tokenizer's eos and those of generation_config.json."""
-    named = read_json(folder / "generation_config.json").get("eos_token_id")
-    listed = named if isinstance(named, list) else [named]
-    return [i for i in (*listed, tokenizer.eos_token_id) if isinstance(i, int)]
