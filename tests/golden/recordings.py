@@ -51,7 +51,7 @@ class Recording:
     buckets: Mapping[str, Mapping[str, bytes]]
 
     @property
-    def journal_stream(self) -> Sequence[Record]:
+    def journal(self) -> Sequence[Record]:
         return self.streams[journal_stream(self.run)]
 
     @classmethod
