@@ -1,0 +1,1 @@
+"""The library of SeamlessFlow: contracts, bus, runtime, weights, and the command."""

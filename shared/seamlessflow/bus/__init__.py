@@ -1,0 +1,1 @@
+"""JetStream behind one Protocol."""

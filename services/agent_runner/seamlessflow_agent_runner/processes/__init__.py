@@ -1,0 +1,1 @@
+"""Agent processes: forked from warm interpreters, held within limits, and gone at their end."""

@@ -1,0 +1,1 @@
+"""Engines over transformers models, in this process."""

@@ -1,0 +1,1 @@
+"""The engine over vLLM, and what runs inside vLLM's own processes."""

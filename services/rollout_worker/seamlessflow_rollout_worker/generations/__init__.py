@@ -1,0 +1,1 @@
+"""One generation from its delivery to its stored end: pulled, claimed, sampled, written in segments."""

@@ -1,0 +1,1 @@
+"""Weights versions on this worker: followed, fetched, loaded, and kept for pinned episodes."""

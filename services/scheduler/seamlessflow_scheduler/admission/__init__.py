@@ -1,0 +1,1 @@
+"""What the scheduler publishes next for a run: a fold over its events, and decisions from that. Pure."""

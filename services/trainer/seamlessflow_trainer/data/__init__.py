@@ -1,0 +1,1 @@
+"""From deliveries of samples to packed batches."""

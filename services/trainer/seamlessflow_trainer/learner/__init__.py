@@ -1,0 +1,1 @@
+"""The model, its optimiser and one step of learning, in torch."""

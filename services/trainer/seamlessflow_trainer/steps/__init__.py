@@ -1,0 +1,1 @@
+"""Optimiser steps of a run: taken, committed, checkpointed, and watched for logprob gaps."""

@@ -1,0 +1,1 @@
+"""Publishing weights versions: as whole files, as changes, or as adapters."""

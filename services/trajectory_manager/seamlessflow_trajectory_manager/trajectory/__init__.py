@@ -1,0 +1,1 @@
+"""The trajectory tree of an episode, its calls, and the samples that it gives. Pure."""

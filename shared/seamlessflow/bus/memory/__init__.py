@@ -1,0 +1,1 @@
+"""The bus in one process, without a server: the same promises, for tests and simulations."""

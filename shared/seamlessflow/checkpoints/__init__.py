@@ -1,0 +1,1 @@
+"""Checkpoints of a run: claims on its commits, their history, and the folders in the store."""

@@ -1,0 +1,1 @@
+"""``seamlessflow weights`` and its sub-commands."""

@@ -1,0 +1,1 @@
+"""Settings of services and nodes, and the run file."""

@@ -1,0 +1,1 @@
+"""Services as processes of one machine: started, watched, and ended in order."""

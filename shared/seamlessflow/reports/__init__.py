@@ -1,0 +1,1 @@
+"""What a run came to, from its journal: ledger, view, summary, HTML. Pure but for the files that are written."""
