@@ -1,4 +1,4 @@
-"""The house keeps its plan: services apart, pure rooms free of bus and clock, no import circles, one meaning for each file name.
+"""The house keeps its plan: services apart, pure rooms without bus and clock, no import circles, one meaning for a file name.
 
 What is not checked here on purpose: numbers of lines and of files.
 """
