@@ -13,7 +13,7 @@ import pytest
 
 def started(service: str, **settings: str) -> subprocess.Popen[str]:
     known = {"SEAMLESSFLOW_NATS_URL": "nats://127.0.0.1:9", "SEAMLESSFLOW_STORE_URL": "memory://", **settings}
-    command = [sys.executable, "-m", f"services.{service}"]
+    command = [sys.executable, "-m", f"seamlessflow_{service}"]
     return subprocess.Popen(command, env=os.environ | known, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

@@ -84,8 +84,8 @@ class ManagerLoad:
         await self.until(lambda: self._has_stream(CONTROL_STREAM))
         await self._journal.publish(RunRequested(run=RUN, document=self._document()))
         await self.until(lambda: self._has_stream(queue_stream(Service.AGENT_RUNNER, RUN)))
-        self._handlers = self._bus.handlers()
-        await self._bus.on_hint(self._handlers, self._on_hint)
+        self._inbox = self._bus.inbox()
+        await self._bus.on_hint(self._inbox, self._on_hint)
         await self._consume(Service.ROLLOUT_WORKER, "rollout.0", self._on_generation, priority=0)
         await self._consume(Service.AGENT_RUNNER, "env", self._on_opened)
         for number in range(self.num_episodes // GROUP_SIZE):
@@ -168,7 +168,7 @@ class ManagerLoad:
             await self._journal.publish_all(joined(engine.generates(request, "the sum is seven<|im_end|>", cuts=[5])))
 
     async def _on_hint(self, payload: bytes) -> None:
-        answer = decode(self._handlers, payload)
+        answer = decode(self._inbox, payload)
         if isinstance(answer, CallAnswered) and answer.call in self.hints and not self.hints[answer.call].done():
             self.hints[answer.call].set_result(answer)
 
@@ -193,7 +193,7 @@ class ManagerLoad:
 
     async def _ask(self, agent: Agent, history: list[dict[str, Any]], opened: EpisodeOpened) -> CallAnswered:
         call = f"c{secrets.token_hex(8)}"
-        asked = agent.asks(history, reply=self._handlers, call=call, shard=opened.shard, bucket=opened.bucket)
+        asked = agent.asks(history, reply=self._inbox, call=call, shard=opened.shard, bucket=opened.bucket)
         asked = asked.model_copy(update={"origin": opened.origin})
         hinted = self.hints[call] = asyncio.get_running_loop().create_future()
         waited = Waited(time.monotonic())

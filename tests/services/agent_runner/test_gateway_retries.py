@@ -153,7 +153,7 @@ async def test_a_call_that_could_not_be_said_yet_is_said_before_its_end(
         said.append(type(event).__name__)
         return await say(event)
 
-    monkeypatch.setattr(journal, "say", flaky)
+    monkeypatch.setattr(journal, "publish", flaky)
     client = await ask(gateway, body())
     await until(lambda: len(gateway.session.calls) == 1)
     client.leave()

@@ -191,7 +191,7 @@ async def test_who_does_not_wait_waits_for_what_is_being_started(start: Start, m
         await asyncio.sleep(1.0 if isinstance(event, EpisodeStarted) else 0)
         return await say(event)
 
-    monkeypatch.setattr(gateway.context.journal, "say", slow)
+    monkeypatch.setattr(gateway.context.journal, "publish", slow)
 
     assert (await gateway.open(wait_seconds=0)).status_code == 201
 
@@ -235,7 +235,7 @@ async def test_a_prompt_is_published_when_there_is_a_place_for_it(start: Start, 
         said.append(type(event))
         return await say(event)
 
-    monkeypatch.setattr(gateway.context.journal, "say", noted)
+    monkeypatch.setattr(gateway.context.journal, "publish", noted)
     refused = [await gateway.open(prompt="Tidy up.", wait_seconds=0.1) for _ in range(3)]
     assert [(each.status_code, "task" in each.json()) for each in refused] == [(503, False)] * 3
     assert "fleet.agents = 1" in refused[0].json()["error"]["message"] and TaskSubmitted not in said
@@ -272,7 +272,7 @@ class Outage:
                 await say(event)
             raise Unavailable("nobody answered")
 
-        monkeypatch.setattr(gateway.context.journal, "say", failing)
+        monkeypatch.setattr(gateway.context.journal, "publish", failing)
 
 
 async def said_to(gateway: Gateway, request: str) -> bytes:

@@ -95,9 +95,9 @@ class KeptWorld(World):
         if engine == "scripted":
             await self.publish_model()
         for version in versions:
-            await self.publish(version)
+            await self.publish_version(version)
 
-    async def publish(self, version: int) -> None:
+    async def publish_version(self, version: int) -> None:
         """Make a version the newest."""
         path = weights_path(RUN, version)
         publish_folder(self.store, path, {"model.safetensors": save({"logits": table(version)})}, {})
@@ -128,7 +128,7 @@ class KeptWorld(World):
 
     async def update(self, version: int, *workers: KeptWorker) -> None:
         """A newer version, until these have it."""
-        await self.publish(version)
+        await self.publish_version(version)
         for worker in workers:
             await self.until(lambda worker=worker: worker.versions[-1:] == (version,))
 

@@ -246,7 +246,7 @@ async def test_a_version_of_another_slot_mate_is_handed_back(world: KeptWorld):
     await world.keep("c1", 1, max_tokens=3, episode="t-1-0")
     await world.until_ended()
     assert await world.versions_of("c5") == []
-    await world.publish(5)
+    await world.publish_version(5)
     await world.until_ended(2)
 
     assert set(await world.versions_of("c5")) == {5}
@@ -259,7 +259,7 @@ async def test_a_device_that_was_lent_goes_on_with_what_it_froze_under_the_versi
     await world.until_tokens(5)
     await world.lease(Role.TRAIN)
     await world.until(lambda: worker.context.presence.status.state == "frozen")
-    await world.publish(1)
+    await world.publish_version(1)
     await world.tell()
     await world.until_ended(seconds=10)
 

@@ -212,7 +212,7 @@ async def test_a_scheduler_killed_amid_openings_is_followed_by_one_that_publishe
     bench: Bench, monkeypatch, published: int
 ):
     """Each episode is opened once, for the group that was admitted."""
-    monkeypatch.setattr("scheduler_bench.MemoryBus", SlowBus)
+    monkeypatch.setattr("tests.services.scheduler.scheduler_bench.MemoryBus", SlowBus)
     await bench.start()
     await bench.announce()
     await bench.request(**MANY)
@@ -239,7 +239,7 @@ async def test_a_step_taken_changes_leases_before_it_opens_episodes(bench: Bench
         await write(book, *arguments)
 
     monkeypatch.setattr(LeaseBook, "write", slowly)
-    monkeypatch.setattr("scheduler_bench.MemoryBus", SlowBus)
+    monkeypatch.setattr("tests.services.scheduler.scheduler_bench.MemoryBus", SlowBus)
     await bench.start()
     await bench.announce()
     await bench.request(**MANY)

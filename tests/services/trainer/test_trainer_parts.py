@@ -125,7 +125,7 @@ def test_nobody_samples_during_a_colocated_step() -> None:
     document = run_document(Path("x"), begin_share=0.5)
     assert parse_run_config(document).algorithm.begin_share == 0.5
     document["fleet"]["policy"] = "colocated"
-    with pytest.raises(ConfigError, match="nobody samples"):
+    with pytest.raises(ConfigError, match="no node samples"):
         parse_run_config(document)
 
 
