@@ -91,7 +91,7 @@ async def test_a_dead_zygote_is_replaced_and_its_agents_are_lost(
     await world.publish(make_opened())
     await until_started(world)
     await asyncio.sleep(0.3)
-    for pid in pids_of("zygote", below=children_of(os.getpid())):
+    for pid in pids_of("forkserver", below=children_of(os.getpid())):
         os.kill(pid, 9)
 
     ended = await world.ended()
