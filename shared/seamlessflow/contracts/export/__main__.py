@@ -1,4 +1,4 @@
-"""Everything that is derived from the wiring table, as files: ``python -m seamlessflow.contracts.export.__main__ [--check]``.
+"""Everything that is derived from the wiring table, as files: ``python -m seamlessflow.contracts.export [--check]``.
 
 schemas/<Event>.json · schemas/asyncapi.json · docs/events.md · deploy/permissions.conf. With ``--check`` nothing is
 written and the exit code is 1 when a file differs, is missing, or belongs to an event that no longer exists.
@@ -66,7 +66,7 @@ def _json(document: dict[str, Any]) -> str:
 def main(arguments: list[str], root: Path) -> int:
     """Returns the exit code."""
     if arguments not in ([], ["--check"]):
-        print("usage: python -m seamlessflow.contracts.export.__main__ [--check]   (from the project's root)")
+        print("usage: python -m seamlessflow.contracts.export [--check]   (from the project's root)")
         return 2
     if not (root / "pyproject.toml").is_file():
         print(f"{root} is not the project's root: pyproject.toml is missing; nothing was written")
