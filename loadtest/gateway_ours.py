@@ -2,7 +2,7 @@
 
 Ours (in the benchmark's process)      the run's streams, its document, its model folder, the manager's lease
 python -m seamlessflow_trajectory_manager  the real one
-python -m loadtest.gateway_ours door   the agent-runner's HTTP server, sessions and call desk, without agents: sessions
+python -m loadtest.gateway_ours door   the agent-runner's HTTP server, sessions and calls, without agents: sessions
                                        are opened as the runner opens them, so many for each line on standard input
 loadtest.gateway_worker                answers every generation at once
 """
@@ -32,7 +32,7 @@ from seamlessflow.runtime import Journal, open_context
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import model_path, publish_folder
 from seamlessflow_agent_runner.config import RunnerSettings
-from seamlessflow_agent_runner.gateway.call_requests import CallDesk
+from seamlessflow_agent_runner.gateway.call_requests import CallRequests
 from seamlessflow_agent_runner.gateway.http_server import Gateway
 from seamlessflow_agent_runner.gateway.sessions import Sessions
 
@@ -138,7 +138,7 @@ async def door() -> None:
     """The agent-runner's side, until stopped."""
     settings = RunnerSettings()
     async with open_context(Service.AGENT_RUNNER, settings, capabilities=("serve",)) as context:
-        sessions, desk = Sessions(), CallDesk(context.bus, context.journal)
+        sessions, desk = Sessions(), CallRequests(context.bus, context.journal)
         gateway = Gateway(sessions, desk)
         await gateway.open(settings.gateway_host, settings.gateway_port)
         await desk.open()

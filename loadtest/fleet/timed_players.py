@@ -28,7 +28,7 @@ from seamlessflow.contracts import (
 from seamlessflow.contracts.streams import consumer_name, queue_stream
 from seamlessflow.errors import BusClosed, MalformedMessage, Unavailable
 from seamlessflow.runtime import Context
-from seamlessflow_agent_runner.gateway.answer_wait import Answers, Progress
+from seamlessflow_agent_runner.gateway.answer_wait import AnswerProgress, Answers
 from seamlessflow_agent_runner.gateway.sessions import digest
 
 from .constants import OVERHEAD_TOKENS
@@ -124,7 +124,7 @@ class Players:
         return EpisodeStatus.COMPLETED, episode.num_calls, episode.num_tokens
 
     async def _answer(self, asked: CallRequested) -> CallAnswered:
-        waiter = self._answers.expect(asked, Progress())
+        waiter = self._answers.expect(asked, AnswerProgress())
         try:
             stored = await self._context.journal.publish(asked)
             return await self._answers.answer(waiter, 0 if stored is None else stored.seq)

@@ -93,10 +93,10 @@ def renderer(where: Path) -> Any:
 
 def asked(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
     from seamlessflow_agent_runner.gateway.error_middleware import DIALECTS
-    from seamlessflow_agent_runner.gateway.previous_responses import Memory
+    from seamlessflow_agent_runner.gateway.previous_responses import PreviousResponses
 
     dialect = next(d for d in DIALECTS if d.path == path)
-    return Memory().completed(dialect.parse(json.dumps(body).encode()))
+    return PreviousResponses().completed(dialect.parse(json.dumps(body).encode()))
 
 
 def prompt(where: Path, body: dict[str, Any], path: str = "/v1/chat/completions") -> str:

@@ -10,7 +10,7 @@ from seamlessflow.contracts import Service
 
 
 class RunnerSettings(TagSettings):
-    """What the agent-runner wants to know beyond the settings of every service."""
+    """The agent-runner's own settings, beside those of every service."""
 
     node: str = Field(default_factory=own_node(Service.AGENT_RUNNER))
     """A node of its own: it uses no device."""
@@ -21,7 +21,7 @@ class RunnerSettings(TagSettings):
     gateway_only: bool = False
     """True (or ``--gateway-only``): start no agents, serve only those that run elsewhere."""
     gateway_token: str | None = Field(default=None, repr=False)
-    """Secret with which agents that run elsewhere open episodes. None: nobody may, unless only this machine reaches it."""
+    """Secret with which agents that run elsewhere open episodes. None: only a gateway on a loopback address opens any."""
     gateway_url: str | None = None
     """Where agents elsewhere reach the gateway, such as ``https://agents.example``. None: the address they called it by.
     One that is not this machine's needs a token."""
@@ -39,7 +39,7 @@ class RunnerSettings(TagSettings):
 
     @model_validator(mode="after")
     def _gateway_is_a_node(self) -> RunnerSettings:
-        """A gateway and an agent-runner of one host are two nodes, unless somebody named them."""
+        """A gateway and an agent-runner of one host are two nodes, unless ``node`` is set."""
         if self.gateway_only and "node" not in self.model_fields_set:
             self.node = own_node("gateway")()
         return self

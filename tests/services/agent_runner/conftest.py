@@ -33,7 +33,7 @@ from seamlessflow.contracts.routes import LEASES_BUCKET
 from seamlessflow.contracts.streams import consumer_name, queue_stream, run_consumers, run_streams
 from seamlessflow.runtime import Context, make_context
 from seamlessflow_agent_runner.config import RunnerSettings
-from seamlessflow_agent_runner.gateway.call_requests import CallDesk
+from seamlessflow_agent_runner.gateway.call_requests import CallRequests
 from seamlessflow_agent_runner.gateway.http_server import Gateway
 from seamlessflow_agent_runner.gateway.sessions import Session, Sessions
 from seamlessflow_agent_runner.service import AgentRunner
@@ -249,7 +249,7 @@ async def gateway(make_world: Any) -> AsyncIterator[GatewayWorld]:
     world = await make_world(config_of())
     context = world.context()
     sessions = Sessions()
-    desk = CallDesk(context.bus, context.journal)
+    desk = CallRequests(context.bus, context.journal)
     gateway = Gateway(sessions, desk)
     await desk.open()
     await gateway.open("127.0.0.1", 0)

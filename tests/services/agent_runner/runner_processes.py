@@ -28,7 +28,7 @@ def children_of(*pids: int) -> set[int]:
 
 
 def descendants() -> set[int]:
-    """All processes below this one; adopted ones stay below their zygote."""
+    """All processes below this one; adopted ones stay below their forkserver."""
     found: set[int] = {os.getpid()}
     while more := children_of(*found) - found:
         found |= more

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from seamlessflow.contracts import CallAnswered
 from seamlessflow_agent_runner.gateway.answer_wait import texts_of
-from seamlessflow_agent_runner.gateway.dialects.base import Dialect, Frame
+from seamlessflow_agent_runner.gateway.dialects.base import ApiDialect, Frame
 
 
-def streamed(dialect: Dialect, frame: Frame, answer: CallAnswered, num_parts: int = 3) -> bytes:
+def streamed(dialect: ApiDialect, frame: Frame, answer: CallAnswered, num_parts: int = 3) -> bytes:
     """All events, with an idle one before the texts and after each part of them."""
     stream = dialect.stream(frame)
     reasoning, content = (parts(text, num_parts) for text in texts_of(answer))

@@ -14,7 +14,7 @@ from openai.types import Completion
 
 from seamlessflow.contracts import AnswerTokens, CallAnswered, CallError, Float32s, Int32s, Usage
 from seamlessflow_agent_runner.gateway.api_errors import ApiError
-from seamlessflow_agent_runner.gateway.dialects.base import Asked, Frame
+from seamlessflow_agent_runner.gateway.dialects.base import Frame, ParsedRequest
 from seamlessflow_agent_runner.gateway.dialects.openai_chat import parse_chat
 from seamlessflow_agent_runner.gateway.dialects.openai_completions import Completions, parse_completions
 from tests.services.agent_runner.streams import streamed
@@ -162,7 +162,7 @@ def answer_of(texts: list[str], logprobs: list[float] | None, finish: str = "sto
 
 
 def frame() -> Frame:
-    return Frame("c1", 1, Asked("m", (), extra={"include_usage": True}))
+    return Frame("c1", 1, ParsedRequest("m", (), extra={"include_usage": True}))
 
 
 @given(TEXTS.flatmap(lambda texts: st.tuples(st.just(texts), st.lists(LOGPROBS, min_size=len(texts), max_size=len(texts)))))

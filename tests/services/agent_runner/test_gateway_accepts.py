@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from seamlessflow.codec import decode, encode
 from seamlessflow.contracts import CallAnswered, CallRequested, GenerationRequested, Sampling
 from seamlessflow_agent_runner.gateway.api_errors import ApiError
-from seamlessflow_agent_runner.gateway.dialects.base import Asked, Dialect, Frame
+from seamlessflow_agent_runner.gateway.dialects.base import ApiDialect, Frame, ParsedRequest
 from seamlessflow_agent_runner.gateway.error_middleware import DIALECTS
-from seamlessflow_agent_runner.gateway.previous_responses import Memory
+from seamlessflow_agent_runner.gateway.previous_responses import PreviousResponses
 from seamlessflow_agent_runner.gateway.sessions import digest
 from seamlessflow_trajectory_manager.trajectory.episode import Episode
 from tests.domain.trajectory_builders import CHATML, SMOLLM2, renderer
@@ -27,7 +27,7 @@ from tests.services.agent_runner.fuzzed import VALID, damaged
 from tests.services.agent_runner.streams import streamed
 
 
-def requested(asked: Asked, call: str) -> CallRequested:
+def requested(asked: ParsedRequest, call: str) -> CallRequested:
     """As the gateway says it, and as it comes over the bus."""
     contents: dict[str, dict[str, Any]] = {digest(message): message for message in asked.messages}
     messages = tuple(digest(message) for message in asked.messages)
@@ -45,23 +45,23 @@ def requested(asked: Asked, call: str) -> CallRequested:
     return back
 
 
-def asked_of(dialect: Dialect, body: Any) -> Asked | None:
+def asked_of(dialect: ApiDialect, body: Any) -> ParsedRequest | None:
     """None: refused."""
     try:
-        return Memory().completed(dialect.parse(json.dumps(body).encode()))
+        return PreviousResponses().completed(dialect.parse(json.dumps(body).encode()))
     except ApiError as refused:
         assert refused.status == 400
         return None
 
 
-def asked_all(asked: Asked, template: str) -> Sequence[Any]:
+def asked_all(asked: ParsedRequest, template: str) -> Sequence[Any]:
     episode = Episode(renderer(template, 0), 100_000)
     return [each for call in ("c1", "c2") for each in episode.ask(requested(asked, call))]
 
 
 @pytest.mark.parametrize("template", [CHATML, SMOLLM2], ids=["chatml", "smollm2"])
 @pytest.mark.parametrize("dialect", DIALECTS, ids=[dialect.path for dialect in DIALECTS])
-def test_what_is_accepted_becomes_a_prompt_or_a_refusal(dialect: Dialect, template: str) -> None:
+def test_what_is_accepted_becomes_a_prompt_or_a_refusal(dialect: ApiDialect, template: str) -> None:
     """Each of both calls leads to one of them."""
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -88,7 +88,7 @@ def test_the_valid_requests_are_accepted() -> None:
 
 
 @given(st.sampled_from(DIALECTS), st.data())
-def test_what_is_accepted_can_be_answered(dialect: Dialect, data: st.DataObject) -> None:
+def test_what_is_accepted_can_be_answered(dialect: ApiDialect, data: st.DataObject) -> None:
     """Whole and as a stream, whatever of the request is shown again."""
     asked = asked_of(dialect, data.draw(damaged(VALID[dialect.path])))
     if asked is None:

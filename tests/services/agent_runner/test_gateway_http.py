@@ -150,7 +150,7 @@ async def test_a_port_in_use_is_said_with_the_setting_to_change(gateway: Any) ->
     port = int(gateway.gateway.base_url.rsplit(":", 1)[1].split("/")[0])
 
     with pytest.raises(ConfigError, match=rf"127.0.0.1:{port} is in use; set SEAMLESSFLOW_GATEWAY_PORT"):
-        await Gateway(Sessions(), gateway.gateway._desk).open("127.0.0.1", port)
+        await Gateway(Sessions(), gateway.gateway._calls).open("127.0.0.1", port)
 
 
 async def test_a_held_call_shows_signs_of_life_before_its_json(gateway: Any) -> None:

@@ -13,7 +13,7 @@ from seamlessflow import telemetry
 from seamlessflow.config.settings import Settings
 from seamlessflow.contracts import Service
 from seamlessflow_agent_runner.gateway.http_server import Gateway
-from seamlessflow_agent_runner.gateway.previous_responses import Memory
+from seamlessflow_agent_runner.gateway.previous_responses import PreviousResponses
 from seamlessflow_agent_runner.gateway.sessions import Sessions
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
@@ -46,7 +46,7 @@ async def test_a_failure_of_ours_logs_no_key(
     gateway: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A traceback says where, without what the variables there held; nor does a session show its key."""
-    monkeypatch.setattr(Memory, "completed", lambda *_: 1 / 0)
+    monkeypatch.setattr(PreviousResponses, "completed", lambda *_: 1 / 0)
     telemetry.configure_logging(Settings(log_json=False), Service.AGENT_RUNNER)
     try:
         status, _ = await post(gateway, "/v1/chat/completions", Authorization=f"Bearer {gateway.session.key}")
@@ -72,7 +72,7 @@ async def test_a_dummy_in_one_header_does_not_hide_the_key_in_the_other(gateway:
 
 async def test_an_address_of_ipv6_is_told_as_a_url_has_it(gateway: Any) -> None:
     """In brackets."""
-    other = Gateway(Sessions(), gateway.gateway._desk)
+    other = Gateway(Sessions(), gateway.gateway._calls)
     try:
         await other.open("::1", 0)
     except OSError:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, CallError
 from seamlessflow_agent_runner.gateway.api_errors import ApiError
-from seamlessflow_agent_runner.gateway.dialects.base import Asked
-from seamlessflow_agent_runner.gateway.previous_responses import Memory, reference
+from seamlessflow_agent_runner.gateway.dialects.base import ParsedRequest
+from seamlessflow_agent_runner.gateway.previous_responses import PreviousResponses, reference
 from seamlessflow_agent_runner.gateway.sessions import digest
 
 Message = dict[str, Any]
@@ -31,18 +31,18 @@ def said(name: str) -> Message:
     return {"role": "assistant", "content": f"answer to {name}"}
 
 
-def note(memory: Memory, name: str, asked: Asked) -> None:
+def note(memory: PreviousResponses, name: str, asked: ParsedRequest) -> None:
     memory.note(name, asked, tuple(digest(message) for message in asked.messages))
     memory.answered(CallAnswered(run="r", episode="e", call=name, message=said(name)))
 
 
-def asks(*messages: Message, **more: Any) -> Asked:
-    return Asked("m", messages, is_remembered=True, **more)
+def asks(*messages: Message, **more: Any) -> ParsedRequest:
+    return ParsedRequest("m", messages, is_remembered=True, **more)
 
 
 def kept_bytes(turns: int) -> int:
     """Of a conversation whose client sends the whole input with each of its turns."""
-    memory, history = Memory(), [user("hello")]
+    memory, history = PreviousResponses(), [user("hello")]
     tracemalloc.start()
     for number in range(turns):
         name = f"c{number}"
@@ -64,7 +64,7 @@ def test_a_conversation_costs_memory_for_what_is_new_in_each_turn() -> None:
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=12), st.data())
 def test_an_answer_is_gone_on_from_with_all_that_was_before_it(parents: list[int], data: st.DataObject) -> None:
     """Any tree of goings-on, told by pointers: each turn's history is its parent's, the parent's answer, and its own words."""
-    memory, histories = Memory(), []
+    memory, histories = PreviousResponses(), []
     for number, wanted in enumerate(parents):
         parent = min(wanted, number - 1)
         own, before = user(data.draw(st.sampled_from("ab"))), [] if parent < 0 else [*histories[parent], said(f"c{parent}")]
@@ -81,7 +81,7 @@ def test_an_answer_is_gone_on_from_with_all_that_was_before_it(parents: list[int
 
 def test_a_reference_is_the_answer_in_full() -> None:
     """Where an item was left out."""
-    memory = Memory()
+    memory = PreviousResponses()
     note(memory, "c1", asks(user("hello")))
 
     completed = memory.completed(asks(user("hello"), reference("c1"), user("more")))
@@ -92,7 +92,7 @@ def test_a_reference_is_the_answer_in_full() -> None:
 @pytest.mark.parametrize("kind", ["unknown", "failed", "not answered yet", "not to be stored"])
 def test_what_is_not_there_is_said(kind: str) -> None:
     """With the code that makes clients send the whole input."""
-    memory = Memory()
+    memory = PreviousResponses()
     if kind == "failed":
         memory.note("c1", asks(user("hello")), ("d",))
         error = CallError(status=400, code="x", message="no")
@@ -100,7 +100,7 @@ def test_what_is_not_there_is_said(kind: str) -> None:
     elif kind == "not answered yet":
         memory.note("c1", asks(user("hello")), ("d",))
     elif kind == "not to be stored":
-        note(memory, "c1", Asked("m", (user("hello"),)))
+        note(memory, "c1", ParsedRequest("m", (user("hello"),)))
 
     with pytest.raises(ApiError) as caught:
         memory.completed(asks(user("more"), goes_on_from="c1"))

@@ -21,9 +21,9 @@ from structlog.testing import capture_logs
 
 from seamlessflow.contracts import CallAnswered
 from seamlessflow_agent_runner.gateway.api_errors import ApiError
-from seamlessflow_agent_runner.gateway.dialects.anthropic_answer import Messages
+from seamlessflow_agent_runner.gateway.dialects.anthropic_answer import AnthropicMessages
 from seamlessflow_agent_runner.gateway.dialects.anthropic_request import parse_messages
-from seamlessflow_agent_runner.gateway.dialects.base import Asked, Dialect, Frame
+from seamlessflow_agent_runner.gateway.dialects.base import ApiDialect, Frame, ParsedRequest
 from seamlessflow_agent_runner.gateway.dialects.openai_chat import ChatCompletions, checked_tools, parse_chat
 from seamlessflow_agent_runner.gateway.dialects.openai_responses_answer import Responses, output_items
 from seamlessflow_agent_runner.gateway.dialects.openai_responses_request import messages_in, parse_responses
@@ -47,25 +47,25 @@ AGENTS = {
 CODEX_TOOLS = [TOOL, AGENTS, {"type": "web_search", "external_web_access": True}]
 
 
-def asked(dialect: Dialect, **fields: Any) -> Asked:
+def asked(dialect: ApiDialect, **fields: Any) -> ParsedRequest:
     said = {"input": "hi"} if isinstance(dialect, Responses) else {"messages": HI}
     return dialect.parse(json.dumps({"model": "m", **said, **fields}).encode())
 
 
-DEMANDS: list[tuple[Dialect, Any]] = [
+DEMANDS: list[tuple[ApiDialect, Any]] = [
     (ChatCompletions(), "required"),
     (ChatCompletions(), {"type": "function", "function": {"name": "calc"}}),
     (ChatCompletions(), {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}),
     (Responses(), "required"),
     (Responses(), {"type": "function", "name": "calc"}),
     (Responses(), {"type": "web_search"}),
-    (Messages(), {"type": "any"}),
-    (Messages(), {"type": "tool", "name": "calc"}),
+    (AnthropicMessages(), {"type": "any"}),
+    (AnthropicMessages(), {"type": "tool", "name": "calc"}),
 ]
 
 
 @pytest.mark.parametrize(("dialect", "choice"), DEMANDS)
-def test_a_demand_for_a_call_is_taken_as_a_wish(dialect: Dialect, choice: Any) -> None:
+def test_a_demand_for_a_call_is_taken_as_a_wish(dialect: ApiDialect, choice: Any) -> None:
     """smolagents sends "required" with every step, pydantic-ai for structured answers; both try again without a call."""
     request = asked(dialect, tool_choice=choice)
 
@@ -73,8 +73,8 @@ def test_a_demand_for_a_call_is_taken_as_a_wish(dialect: Dialect, choice: Any) -
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", {"type": "auto"}, {"type": "none"}, None])
-@pytest.mark.parametrize("dialect", [ChatCompletions(), Responses(), Messages()])
-def test_what_can_be_kept_is_kept_without_a_note(dialect: Dialect, choice: Any) -> None:
+@pytest.mark.parametrize("dialect", [ChatCompletions(), Responses(), AnthropicMessages()])
+def test_what_can_be_kept_is_kept_without_a_note(dialect: ApiDialect, choice: Any) -> None:
     """Auto and none, in either form."""
     request = asked(dialect, tool_choice=choice)
 
@@ -210,11 +210,11 @@ ANTHROPICS = [
 
 def test_tools_that_anthropics_servers_would_run_are_left_out() -> None:
     """Nobody here could run them."""
-    request = asked(Messages(), tools=[{"type": kind, "name": "x"} for kind in ANTHROPICS] + [CALC])
+    request = asked(AnthropicMessages(), tools=[{"type": kind, "name": "x"} for kind in ANTHROPICS] + [CALC])
 
     assert [tool["function"]["name"] for tool in request.tools or ()] == ["calc"]
     assert request.notes == (HOSTED,)
-    assert asked(Messages(), tools=[{"type": ANTHROPICS[0], "name": "x"}]).tools is None
+    assert asked(AnthropicMessages(), tools=[{"type": ANTHROPICS[0], "name": "x"}]).tools is None
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_tools_that_anthropics_servers_would_run_are_left_out() -> None:
 )
 def test_tools_of_anthropics_own_that_the_agent_runs_are_offered(kind: str, name: str, commands: list[str] | None) -> None:
     """By the name that the agent goes by, with the parameters that it expects, which its request leaves out."""
-    request = asked(Messages(), tools=[{"type": kind, "name": name, "max_characters": 9}])
+    request = asked(AnthropicMessages(), tools=[{"type": kind, "name": name, "max_characters": 9}])
 
     (tool,) = checked_tools(list(request.tools or ())) or ()
     properties = tool["function"]["parameters"]["properties"]
@@ -243,7 +243,7 @@ def test_tools_of_anthropics_own_that_the_agent_runs_are_offered(kind: str, name
 def test_a_tool_of_anthropics_own_that_cannot_be_offered_is_refused(tool: dict[str, Any], words: str) -> None:
     """Its agent would wait for calls that never come."""
     with pytest.raises(ApiError, match=words):
-        asked(Messages(), tools=[tool])
+        asked(AnthropicMessages(), tools=[tool])
 
 
 @pytest.mark.parametrize("kind", ["web_search", "web_search_preview_2025_03_11", "file_search", "mcp", "custom", "tool_search"])

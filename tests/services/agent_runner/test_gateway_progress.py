@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import AnswerDelta, CallAnswered
-from seamlessflow_agent_runner.gateway.answer_wait import Progress, Unsent, texts_of
+from seamlessflow_agent_runner.gateway.answer_wait import AnswerProgress, Unsent, texts_of
 
 
 @st.composite
@@ -26,7 +26,7 @@ def hinted(draw: st.DrawFn) -> tuple[str, str, list[AnswerDelta]]:
 def test_what_is_said_joins_to_the_answer(case: tuple[str, str, list[AnswerDelta]]) -> None:
     """Whatever was hinted: parts in order, and the whole answer behind them."""
     reasoning, content, hints = case
-    progress, unsent, said = Progress(), Unsent(), []
+    progress, unsent, said = AnswerProgress(), Unsent(), []
     for hint in hints:
         progress.add(hint)
         said.append(unsent.take(progress.reasoning, progress.content))

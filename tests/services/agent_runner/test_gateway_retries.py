@@ -144,7 +144,7 @@ async def test_a_call_that_could_not_be_said_yet_is_said_before_its_end(
     """The journal was away, and the client did not wait so long."""
     monkeypatch.setattr(call_requests, "ABANDON_SECONDS", 0.1)
     monkeypatch.setattr(call_requests, "RETRY_SECONDS", 0.1)
-    journal, said, is_there = gateway.gateway._desk._journal, [], False
+    journal, said, is_there = gateway.gateway._calls._journal, [], False
     say: Callable[[Any], Awaitable[Any]] = journal.publish
 
     async def flaky(event: Any) -> Any:

@@ -87,7 +87,7 @@ async def test_a_hint_does_not_wait_for_a_look_that_takes_long(gateway: Any, mon
         await looking.wait()
         return {"role": "assistant", "content": "at last"}
 
-    monkeypatch.setattr(answer_wait.Newest, "answer", slow)
+    monkeypatch.setattr(answer_wait.NewestAnswer, "answer", slow)
     gateway.manager.reply = reply
     async with gateway.openai(openai.AsyncOpenAI) as client, asyncio.timeout(5.0):
         answer = await client.chat.completions.create(model="m", messages=HELLO)
@@ -100,7 +100,7 @@ async def test_waiters_look_ever_more_seldom_while_others_are_answered(gateway: 
     monkeypatch.setattr(answer_wait, "FIRST_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(answer_wait, "LONGEST_LOOK_SECONDS", 0.8)
     monkeypatch.setattr(answer_wait, "_FRESH_SECONDS", 0.0)
-    journal, looks = gateway.gateway._desk._journal, Counter[str]()
+    journal, looks = gateway.gateway._calls._journal, Counter[str]()
     first = journal.first
 
     async def look(kind: Any, run: str, **names: str) -> Any:

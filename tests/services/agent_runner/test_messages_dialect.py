@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import CallAnswered, Usage
 from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request
-from seamlessflow_agent_runner.gateway.dialects.anthropic_answer import Messages, input_of
+from seamlessflow_agent_runner.gateway.dialects.anthropic_answer import AnthropicMessages, input_of
 from seamlessflow_agent_runner.gateway.dialects.anthropic_request import estimated_tokens, parse_messages
-from seamlessflow_agent_runner.gateway.dialects.base import Asked, Frame
+from seamlessflow_agent_runner.gateway.dialects.base import Frame, ParsedRequest
 from seamlessflow_agent_runner.gateway.sessions import digest
 from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
 from seamlessflow_trajectory_manager.trajectory.call_answers import message_of, too_long
@@ -45,7 +45,7 @@ def said(role: str, *blocks: Any) -> dict[str, Any]:
     return {"role": role, "content": list(blocks)}
 
 
-def asked(*messages: Any, **fields: Any) -> Asked:
+def asked(*messages: Any, **fields: Any) -> ParsedRequest:
     return parse_messages(json.dumps({**HELLO, "messages": messages or HELLO["messages"], **fields}).encode())
 
 
@@ -176,7 +176,7 @@ def test_a_body_that_cannot_be_answered_is_refused_with_what_to_change(case: str
         parse_messages(raw)
 
     assert refused.value.status == 400
-    body = Messages().error_body(refused.value)
+    body = AnthropicMessages().error_body(refused.value)
     assert body == {"type": "error", "error": {"type": "invalid_request_error", "message": refused.value.message}}
 
 
@@ -203,7 +203,7 @@ def test_fields_that_change_nothing_are_accepted(harmless: dict[str, Any]) -> No
 )  # fmt: skip
 def test_an_error_has_the_type_that_goes_with_its_status(status: int, kind: str) -> None:
     """Agents look at either."""
-    assert Messages().error_body(ApiError(status, "no", code="x"))["error"] == {"type": kind, "message": "no"}
+    assert AnthropicMessages().error_body(ApiError(status, "no", code="x"))["error"] == {"type": kind, "message": "no"}
 
 
 def test_an_over_long_prompt_is_said_in_the_words_that_make_agents_compact() -> None:
@@ -211,7 +211,7 @@ def test_an_over_long_prompt_is_said_in_the_words_that_make_agents_compact() -> 
     manager = ApiError.of(too_long(most=2048, got=9000))
     reworded = bad_request("9000 is too much", code="context_length_exceeded")
 
-    messages = [Messages().error_body(error)["error"]["message"] for error in (manager, reworded)]
+    messages = [AnthropicMessages().error_body(error)["error"]["message"] for error in (manager, reworded)]
 
     assert messages == ["prompt is too long: 9000 tokens > 2048 maximum", "prompt is too long: 9000 is too much"]
 
@@ -257,7 +257,7 @@ def test_any_body_is_understood_or_refused(raw: bytes) -> None:
     try:
         request = parse_messages(raw)
     except ApiError as refused:
-        assert refused.status == 400 and json.dumps(Messages().error_body(refused))
+        assert refused.status == 400 and json.dumps(AnthropicMessages().error_body(refused))
         return
     assert request.messages[-1]["role"] != "assistant"
     assert [digest(content) for content in (*request.messages, *(request.tools or ()))]
@@ -278,7 +278,7 @@ ANSWERS = st.builds(
 def test_an_answer_that_is_echoed_is_the_turn_as_it_was_stored(parsed: Parsed) -> None:
     """Text, reasoning, tool calls and their ids; the signature points back at the call where there is one."""
     stored = message_of(parsed, CALL)
-    body = json.loads(json.dumps(Messages().whole(frame(), answer_of(stored)), allow_nan=False))
+    body = json.loads(json.dumps(AnthropicMessages().whole(frame(), answer_of(stored)), allow_nan=False))
 
     _, echoed, _ = asked(QUESTION, {"role": "assistant", "content": body["content"]}, QUESTION).messages
 
@@ -293,7 +293,7 @@ def test_the_events_of_an_answer_join_to_its_whole(parsed: Parsed, thinks: bool)
     """Whichever way a client asks, it is told the same; thoughts only where it asked for them."""
     asking, answer = frame(thinks=thinks), answer_of(message_of(parsed, CALL))
 
-    whole = Messages().whole(asking, answer)
+    whole = AnthropicMessages().whole(asking, answer)
 
     assert joined(asking, answer) == whole
     assert any(block["type"] == "thinking" for block in whole["content"]) == (thinks and bool(parsed.reasoning))
@@ -302,7 +302,7 @@ def test_the_events_of_an_answer_join_to_its_whole(parsed: Parsed, thinks: bool)
 @pytest.mark.parametrize(("kind", "texts"), [("thinking", ("so", "")), ("text", ("", "so"))])
 def test_while_a_block_is_open_a_sign_of_life_is_text_that_adds_nothing(kind: str, texts: tuple[str, str]) -> None:
     """Claude Code's idle timer (five minutes) is not reset by pings."""
-    stream = Messages().stream(frame())
+    stream = AnthropicMessages().stream(frame())
     stream.opening()
     ping, _, idle = stream.idle(), stream.more(*texts), stream.idle()
 
@@ -345,7 +345,7 @@ def answer_of(message: dict[str, object]) -> CallAnswered:
 
 def joined(frame: Frame, answer: CallAnswered) -> dict[str, Any]:
     """What a client makes of the events."""
-    raw = streamed(Messages(), frame, answer).decode()
+    raw = streamed(AnthropicMessages(), frame, answer).decode()
     lines = [each.split("\n") for each in raw.removesuffix("\n\n").split("\n\n")]
     events = [json.loads(data.removeprefix("data: ")) for _, data in lines]
     assert [name.removeprefix("event: ") for name, _ in lines] == [each["type"] for each in events]

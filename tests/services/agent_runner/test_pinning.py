@@ -81,7 +81,7 @@ async def test_an_episode_that_comes_before_any_weights_waits_for_the_first(jour
 
 async def test_where_the_word_of_the_first_load_was_lost_an_episode_keeps_what_was_published(journal, monkeypatch):
     """It is said once, and the next load comes only when episodes have ended; a load that is said after all counts again."""
-    monkeypatch.setattr("seamlessflow_agent_runner.episodes.pinned_version.UNSAID_SECONDS", 0.03)
+    monkeypatch.setattr("seamlessflow_agent_runner.episodes.pinned_version.UNREPORTED_SECONDS", 0.03)
     pinning = Kept().of(journal)
     waiting = asyncio.create_task(pinning.newest())
     await asyncio.sleep(0.01)

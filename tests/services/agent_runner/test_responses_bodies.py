@@ -19,7 +19,7 @@ from openai.types.responses import Response
 
 from seamlessflow.contracts import CallAnswered, Usage
 from seamlessflow_agent_runner.gateway.api_errors import ApiError
-from seamlessflow_agent_runner.gateway.dialects.base import Asked, Frame
+from seamlessflow_agent_runner.gateway.dialects.base import Frame, ParsedRequest
 from seamlessflow_agent_runner.gateway.dialects.openai_chat import checked_messages, checked_tools, parse_chat
 from seamlessflow_agent_runner.gateway.dialects.openai_responses_answer import Responses, output_items
 from seamlessflow_agent_runner.gateway.dialects.openai_responses_request import (
@@ -32,7 +32,7 @@ from seamlessflow_agent_runner.gateway.dialects.openai_responses_request import 
     sealed,
     unsealed,
 )
-from seamlessflow_agent_runner.gateway.previous_responses import Memory
+from seamlessflow_agent_runner.gateway.previous_responses import PreviousResponses
 from seamlessflow_trajectory_manager.rendering.tool_calls import Parsed, ToolCall
 from seamlessflow_trajectory_manager.trajectory.call_answers import message_of
 from seamlessflow_trajectory_manager.trajectory.message_identity import identity_of, pointers_in
@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-def parsed(**changed: Any) -> Asked:
+def parsed(**changed: Any) -> ParsedRequest:
     return parse_responses(json.dumps({**HELLO, **changed}).encode())
 
 
@@ -215,7 +215,7 @@ FINISHES = st.sampled_from(["stop", "length", "tool_calls"])
 
 
 def frame_of(call: str, *, echo: dict[str, Any] | None = None) -> Frame:
-    return Frame(call, 1, Asked("m", (), extra={"echo": echo or {}, "seals_reasoning": True, "namespaces": {}}))
+    return Frame(call, 1, ParsedRequest("m", (), extra={"echo": echo or {}, "seals_reasoning": True, "namespaces": {}}))
 
 
 def answered(call: str, turn: Parsed, finish: str = "stop") -> CallAnswered:
@@ -330,7 +330,7 @@ REQUESTS = st.builds(
 def test_any_json_is_a_request_or_a_refusal(body: Any) -> None:
     """Never another exception; and what is accepted has the chat completions form."""
     try:
-        asked = Memory().completed(parse_responses(json.dumps(body).encode()))
+        asked = PreviousResponses().completed(parse_responses(json.dumps(body).encode()))
     except ApiError as refused:
         event(f"refused: {refused.param}")
         assert refused.status == 400

@@ -12,9 +12,9 @@ from deploy.demo.calculator import calc
 from deploy.demo.verifiers import last_number
 from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import EpisodeStatus
-from seamlessflow_agent_runner.episodes.agent_launch import verdict_of
+from seamlessflow_agent_runner.episodes.agent_launch import outcome_of
 from seamlessflow_agent_runner.episodes.verifier_process import judged
-from seamlessflow_agent_runner.processes.agent_process import Cause, Ending
+from seamlessflow_agent_runner.processes.agent_process import Cause, ProcessEnd
 from seamlessflow_agent_runner.processes.memory_limit import memory_by_session, own_bytes
 from seamlessflow_agent_runner.run import shared_credits
 
@@ -41,12 +41,12 @@ def test_no_queue_is_shut_out_while_places_are_free(running: dict[str, int], tot
 def test_only_an_agent_that_exits_with_0_has_an_answer(cause: Cause, code: int, stdout: bytes, result: object) -> None:
     """Everything else is a failure with a reason; COMPLETED and an answer go together."""
     code = code if code >= 0 else -15
-    ending = Ending(cause, code, stdout, b"", result, 1.0)  # type: ignore[arg-type]
+    ending = ProcessEnd(cause, code, stdout, b"", result, 1.0)  # type: ignore[arg-type]
 
-    verdict = verdict_of(ending, AgentSection(env="e", command=("true",)))
+    outcome = outcome_of(ending, AgentSection(env="e", command=("true",)))
 
-    assert (verdict.status is EpisodeStatus.COMPLETED) == (verdict.answer is not None) == (cause is Cause.EXIT and code == 0)
-    assert bool(verdict.reason) == (verdict.answer is None)
+    assert (outcome.status is EpisodeStatus.COMPLETED) == (outcome.answer is not None) == (cause is Cause.EXIT and code == 0)
+    assert bool(outcome.reason) == (outcome.answer is None)
 
 
 @given(st.floats() | st.integers() | st.booleans() | st.text() | st.none() | st.lists(st.integers()))

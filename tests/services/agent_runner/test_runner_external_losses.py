@@ -115,7 +115,7 @@ async def test_a_search_for_what_is_not_there_leaves_the_rest_to_other_gateways(
 
 async def test_a_reward_outlives_an_outage_of_the_journal(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said when the journal is back; the report and its repetition meanwhile wait for that."""
-    monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(episode_attempt, "PUBLISH_RETRY_SECONDS", 0.1)
     world, gateway = await start()
     await world.publish(member())
     episode = await gateway.opened()
@@ -136,7 +136,7 @@ async def test_a_reward_outlives_an_outage_of_the_journal(start: Start, monkeypa
 
 async def test_an_end_that_was_stored_unheard_is_ours(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal had it, only its acknowledgement was lost."""
-    monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(episode_attempt, "PUBLISH_RETRY_SECONDS", 0.1)
     world, gateway = await start()
     await world.publish(member())
     episode = await gateway.opened()
@@ -168,7 +168,7 @@ async def test_the_end_of_an_agent_of_ours_outlives_an_outage(
     start: Start, python_agents: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reward is not worked out a second time, and no attempt is lost."""
-    monkeypatch.setattr(episode_attempt, "SAY_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(episode_attempt, "PUBLISH_RETRY_SECONDS", 0.1)
     world, gateway = await start(python_agents("prints"))
     outage = Outage(gateway, EpisodeEnded, monkeypatch)
     await world.publish(member())
@@ -204,8 +204,8 @@ async def test_a_client_that_leaves_before_the_start_is_said_costs_no_attempt(
     first, is_slow = gateway.context.journal.first, asyncio.Event()
 
     async def slow(kind: Any, *known: Any, **more: Any) -> Any:
-        membership = gateway.runner._membership
-        if kind is EpisodeEnded and membership is not None and membership.num_running:
+        run = gateway.runner._runner_run
+        if kind is EpisodeEnded and run is not None and run.num_running:
             is_slow.set()
             await asyncio.sleep(2.0)  # longer than until it is seen that nobody is there
         return await first(kind, *known, **more)

@@ -12,12 +12,12 @@ import pytest
 
 from seamlessflow.errors import ConfigError
 from seamlessflow_agent_runner.processes import work_dirs
-from seamlessflow_agent_runner.processes.work_dirs import AgentsFolder
+from seamlessflow_agent_runner.processes.work_dirs import WorkDirs
 
 CHECKOUT = Path(__file__).parents[3]
 HOLDER = (
-    "import sys, time, pathlib; from seamlessflow_agent_runner.processes.work_dirs import AgentsFolder\n"
-    "folder = AgentsFolder.take(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
+    "import sys, time, pathlib; from seamlessflow_agent_runner.processes.work_dirs import WorkDirs\n"
+    "folder = WorkDirs.take(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
     "(folder.path / 'home').mkdir(); print(folder.path, flush=True); time.sleep(60)"
 )
 
@@ -35,7 +35,7 @@ def test_containers_that_share_a_disk_do_not_touch_each_others_agents(tmp_path: 
     """Each is process 1 of its container, and none can see whether the other lives, but by the lock."""
     other = holder(tmp_path, "container-a-1")
     try:
-        ours = AgentsFolder.take(tmp_path, "container-b-1")
+        ours = WorkDirs.take(tmp_path, "container-b-1")
 
         assert ours.path.name == "agents-container-b-1"
         assert (tmp_path / "agents-container-a-1" / "home").is_dir()
@@ -53,7 +53,7 @@ def test_what_a_killed_runner_left_is_removed(tmp_path: Path) -> None:
         killed.send_signal(signal.SIGKILL)
         killed.wait()
 
-    again = AgentsFolder.take(tmp_path, "second")
+    again = WorkDirs.take(tmp_path, "second")
 
     assert [path.name for path in tmp_path.iterdir()] == ["agents-second"]
     assert not (again.path / "home").exists()
@@ -64,10 +64,10 @@ def test_what_a_killed_runner_left_is_removed(tmp_path: Path) -> None:
 def test_two_runners_of_one_name_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to set; the first one keeps its agents."""
     monkeypatch.setattr(work_dirs, "TAKE_SECONDS", 0.2)
-    first = AgentsFolder.take(tmp_path, "same/name")
+    first = WorkDirs.take(tmp_path, "same/name")
 
     with pytest.raises(ConfigError, match="SEAMLESSFLOW_INSTANCE"):
-        AgentsFolder.take(tmp_path, "same/name")
+        WorkDirs.take(tmp_path, "same/name")
 
     assert first.path == tmp_path / "agents-same-name" and first.path.is_dir()
     first.remove()
@@ -78,4 +78,4 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "work").touch()
 
     with pytest.raises(ConfigError, match="SEAMLESSFLOW_WORK_DIR"):
-        AgentsFolder.take(tmp_path / "work", "a")
+        WorkDirs.take(tmp_path / "work", "a")

@@ -13,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]
 NUM_EXPECTED = 7
-"""Two zygotes; a function agent and its sleep; a shell agent turned sleep, its background sleep, its daemon sleep."""
+"""Two forkservers; a function agent and its sleep; a shell agent turned sleep, its background sleep, its daemon sleep."""
 
 
 def test_no_agent_outlives_a_killed_runner(tmp_path: Path) -> None:

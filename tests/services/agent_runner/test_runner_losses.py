@@ -1,4 +1,4 @@
-"""Episodes that end from outside: another runner, the scheduler, a lease, a signal, a dead zygote."""
+"""Episodes that end from outside: another runner, the scheduler, a lease, a signal, a dead forkserver."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_an_agent_whose_episode_the_scheduler_ended_is_killed(
     assert (await world.ended()).status is EpisodeStatus.RUN_ENDED
 
 
-async def test_a_dead_zygote_is_replaced_and_its_agents_are_lost(
+async def test_a_dead_forkserver_is_replaced_and_its_agents_are_lost(
     start_runner: Any, python_agents: Any, make_opened: Any
 ) -> None:
     """kill -9 of the process agents are forked from: they die too, and the next episode runs."""

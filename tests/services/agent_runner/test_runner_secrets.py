@@ -92,8 +92,8 @@ def test_a_hidden_process_cannot_be_read_by_its_own_user(kind: str) -> None:
     assert len(seen.splitlines()[-1].split()) == 7
 
 
-async def test_zygotes_and_judges_are_hidden_and_agents_are_not(start_runner: Any, python_agents: Any) -> None:
-    """Digits: the judge; the agent's interpreter when it imported the module (the zygote, if forked); the agent."""
+async def test_forkservers_and_judges_are_hidden_and_agents_are_not(start_runner: Any, python_agents: Any) -> None:
+    """Digits: the judge; the agent's interpreter when it imported the module (the forkserver, if forked); the agent."""
     agents = [
         python_agents("tells_dumpable", env=env, fresh=env == "fresh", reward="bad_agents:verifier_adds_dumpable")
         for env in ("forked", "fresh")

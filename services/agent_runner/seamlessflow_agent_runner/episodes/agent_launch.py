@@ -1,4 +1,4 @@
-"""From a configured agent to a process, and from its end to a status: what it is given, and what its end means. Pure."""
+"""The launch of a configured agent's process, and the outcome that its end means. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from seamlessflow.checkout import checkout_root
 from seamlessflow.config.sampling_sections import AgentSection
 from seamlessflow.contracts import EpisodeOpened, EpisodeStatus
 from seamlessflow_agent_runner.processes.agent_child import TASK_VARIABLE
-from seamlessflow_agent_runner.processes.agent_process import Cause, Ending
-from seamlessflow_agent_runner.processes.forkserver_client import Kind, Launch
+from seamlessflow_agent_runner.processes.agent_process import Cause, ProcessEnd
+from seamlessflow_agent_runner.processes.forkserver_client import ForkserverKind, Launch
 
 from .deadline import overall_seconds
 
@@ -40,8 +40,8 @@ _SHOWN_ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an ending means. Exactly when status is COMPLETED there is an ``answer``, still to be judged, or a ``reward``."""
+class EpisodeOutcome:
+    """Status of an attempt. Exactly a COMPLETED one has an ``answer``, still to be judged, or a ``reward``."""
 
     status: EpisodeStatus
     reason: str = ""
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def base_environment(extra: Mapping[str, str], *, importing: bool) -> dict[str, str]:
-    """PATH and LANG, what the agent's section adds, and for Python code the checkout on its path. Nothing of ours else."""
+    """PATH, LANG, the variables of the agent's section, and for Python code the checkout on its path. Nothing else of ours."""
     environment = {"PATH": _search_path(), "LANG": "C.UTF-8", **extra}
     if importing:
         # Installed packages are found anyway, and must not come before the standard library.
@@ -67,14 +67,14 @@ def _search_path() -> str:
     return rest if rest.split(os.pathsep)[0] == ours else os.pathsep.join((ours, rest))
 
 
-def kind_of(agent: AgentSection) -> Kind:
-    """The zygote an agent is forked from: its own, unless it is another program or wants a new interpreter each time."""
+def kind_of(agent: AgentSection) -> ForkserverKind:
+    """The forkserver of an agent: its own, unless it is another program or wants a new interpreter each time."""
     if agent.entrypoint is None or agent.fresh:
         return BARE
-    return Kind(agent.entrypoint, tuple(sorted(base_environment(agent.environment, importing=True).items())))
+    return ForkserverKind(agent.entrypoint, tuple(sorted(base_environment(agent.environment, importing=True).items())))
 
 
-BARE = Kind(None, tuple(sorted(base_environment({}, importing=True).items())))
+BARE = ForkserverKind(None, tuple(sorted(base_environment({}, importing=True).items())))
 
 
 def task_of(opened: EpisodeOpened) -> dict[str, Any]:
@@ -119,17 +119,17 @@ def launch_of(agent: AgentSection, opened: EpisodeOpened, *, home: Path, base_ur
     )
 
 
-def verdict_of(ending: Ending, agent: AgentSection) -> Verdict:
+def outcome_of(ending: ProcessEnd, agent: AgentSection) -> EpisodeOutcome:
     """Status, reason for people, and the answer if there is one."""
     result = ending.result or {}
     if "not_started" in result:
-        return Verdict(EpisodeStatus.NOT_STARTED, str(result["not_started"]))
+        return EpisodeOutcome(EpisodeStatus.NOT_STARTED, str(result["not_started"]))
     if ending.cause is not Cause.EXIT:
-        return Verdict(_SHOWN_ENDINGS[ending.cause], _with_tail(_explained(ending.cause, agent), ending))
+        return EpisodeOutcome(_SHOWN_ENDINGS[ending.cause], _with_tail(_explained(ending.cause, agent), ending))
     if ending.exit_code != 0:
-        return Verdict(EpisodeStatus.AGENT_FAILED, _with_tail(_exit_text(ending.exit_code), ending))
+        return EpisodeOutcome(EpisodeStatus.AGENT_FAILED, _with_tail(_exit_text(ending.exit_code), ending))
     answer = result.get("answer")
-    return Verdict(
+    return EpisodeOutcome(
         EpisodeStatus.COMPLETED,
         answer=answer if isinstance(answer, str) else ending.stdout.decode(errors="replace").strip(),
     )
@@ -152,6 +152,6 @@ def _exit_text(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _with_tail(text: str, ending: Ending) -> str:
+def _with_tail(text: str, ending: ProcessEnd) -> str:
     tail = "\n".join(ending.stderr_tail.decode(errors="replace").strip().splitlines()[-TAIL_LINES:])
     return f"{text}\n{tail}" if tail else text

@@ -1,9 +1,9 @@
-"""An agent's own time: what counts against its deadline. Pure but for the clock it is given.
+"""An agent's own time, which alone counts against its deadline. Pure but for the clock it is given.
 
     running ──first call asked──▶ standing still ──last call answered──▶ running
 
-While at least one of its calls waits for an answer, it is the system's time and not the agent's: the device may be lent to
-training, a service may be restarting. So that nothing lives for ever, all time together is limited as well.
+While one of its calls waits for an answer, its time stands still: the device may be lent to training, a service may be
+restarting. Total time is limited as well, so that no agent lives for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 LOOK_SECONDS = 0.25
-"""How often a clock that stands still is looked at."""
+"""How often a clock that stands still is checked."""
 MAX_OVERALL_FACTOR = 10.0
 MIN_OVERALL_SECONDS = 1800.0
 
@@ -26,11 +26,12 @@ def overall_seconds(deadline_seconds: float) -> float:
 
 
 class UsedUp(StrEnum):
-    """Which limit was reached."""
+    """The time limit that was reached."""
 
     OWN = "own"
+    """The agent's own time."""
     OVERALL = "overall"
-    """All time together, waiting for answers included."""
+    """Total time, waiting for answers included."""
 
 
 class OwnTime:
@@ -44,14 +45,16 @@ class OwnTime:
 
     @property
     def is_running(self) -> bool:
+        """Whether no call waits."""
         return self._num_waiting == 0
 
     @property
     def seconds(self) -> float:
-        """Counted so far."""
+        """Own time so far."""
         return self._counted + (self._now() - self._since if self.is_running else 0.0)
 
     def call_asked(self) -> None:
+        """One more call waits for its answer."""
         self._counted = self.seconds
         self._num_waiting += 1
 

@@ -1,7 +1,8 @@
-"""One attempt of an episode, from EpisodeStarted to EpisodeEnded, whoever runs the agent.
+"""One attempt of an episode, from EpisodeStarted to EpisodeEnded, for local and for external agents.
 
-say EpisodeStarted ─ refused ─▶ RUNNER_LOST (an earlier runner died, and its agent or its session with it)
-       ─▶ the agent (``hosted``: a process of ours; ``external``: elsewhere) ─ failed ─▶ its status and reason
+publish EpisodeStarted ─ refused ─▶ RUNNER_LOST (an earlier runner died, and its agent or its session with it)
+       ─▶ run the agent (``local_episode``: a process of this runner; ``external_episode``: elsewhere)
+                        ─ failed ─▶ its status and reason
        ─▶ judge its answer ─ failed ─▶ VERIFIER_FAILED
        ─▶ COMPLETED with a reward
 """
@@ -14,7 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -23,42 +25,80 @@ from seamlessflow.contracts import EpisodeEnded, EpisodeOpened, EpisodeStarted, 
 from seamlessflow.errors import BusClosed, SeamlessFlowError, Unavailable
 from seamlessflow.runtime import Journal
 from seamlessflow_agent_runner.gateway.sessions import Session, Sessions
-from seamlessflow_agent_runner.processes.forkserver_client import NotStarted
+from seamlessflow_agent_runner.processes.forkserver_client import ForkserverPool, NotStarted
+from seamlessflow_agent_runner.processes.memory_limit import MemoryWatch
 
-from .agent_launch import Verdict, task_of
+from .agent_launch import EpisodeOutcome, task_of
 from .pinned_version import Pin, Pinning
 from .rewards import Judge, VerifierFailed
-
-if TYPE_CHECKING:
-    from seamlessflow_agent_runner.external.episode_api import EpisodeDesk
-
-    from .local_episode import Hosting
 
 log = structlog.get_logger()
 
 ENDED_LOOK_SECONDS = 5.0
-"""How often a running episode looks whether the scheduler has ended it."""
-SAY_AGAIN_SECONDS = 1.0
-LOST = Verdict(EpisodeStatus.RUNNER_LOST, "an earlier agent-runner died while it ran this episode")
+"""How often a running episode looks in the journal whether the scheduler has ended it."""
+PUBLISH_RETRY_SECONDS = 1.0
+"""Pause before EpisodeEnded is published again while the journal is unavailable."""
+LOST = EpisodeOutcome(EpisodeStatus.RUNNER_LOST, "an earlier agent-runner died while it ran this episode")
+
+
+class ExternalEpisodes(Protocol):
+    """The register of episodes whose agents run elsewhere; requests about them find them there."""
+
+    def hand_out(self, episode: RunningEpisode) -> None:
+        """Accept reports on a started episode from now on."""
+        ...
+
+    def file(self, episode: RunningEpisode) -> None:
+        """Move an episode that is over to the ended ones: its calls are forgotten, its end is kept."""
+        ...
+
+
+class LocalAgents(Protocol):
+    """Everything needed to start agents as processes of this runner."""
+
+    @property
+    def forkservers(self) -> ForkserverPool:
+        """The interpreters that agents are forked from."""
+        ...
+
+    @property
+    def memory(self) -> MemoryWatch:
+        """Stops agents that use more memory than allowed."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Parent of the agents' home folders."""
+        ...
+
+    @property
+    def kill_grace_seconds(self) -> float:
+        """Time between SIGTERM and SIGKILL at the deadline."""
+        ...
+
+    @property
+    def base_url(self) -> str:
+        """The gateway's address as local agents reach it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all episodes of a runner share."""
+    """The parts of a runner that all of its episodes share."""
 
     journal: Journal
     sessions: Sessions
     runner: str
     """This process's instance name."""
-    desk: EpisodeDesk
-    """Where agents that run elsewhere come to."""
-    hosting: Hosting | None
-    """None: it starts no agents, and serves only those that run elsewhere."""
+    external: ExternalEpisodes
+    """The register of episodes whose agents run elsewhere."""
+    local: LocalAgents | None
+    """None: this runner starts no agents and serves only external ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """What is to be done, by which kind of agent."""
+class EpisodeAttempt:
+    """One delivered episode with the agent and the judge that are configured for it."""
 
     opened: EpisodeOpened
     agent: AgentSection
@@ -66,74 +106,75 @@ class Attempt:
     model: str
     """Name shown to the agent."""
     pinning: Pinning | None = None
-    """None: its run's episodes keep no weights version."""
+    """None: episodes of its run pin no weights version."""
 
 
-class Episode(ABC):
-    """Runs one attempt once."""
+class RunningEpisode(ABC):
+    """Runs one attempt once; a subclass for each place where agents run."""
 
-    def __init__(self, around: Surroundings, attempt: Attempt) -> None:
+    def __init__(self, around: Surroundings, attempt: EpisodeAttempt) -> None:
         self.end: EpisodeEnded | None = None
-        """What the journal says, once it says it."""
+        """The end that stands in the journal. None: there is none yet."""
         self.has_our_end = False
-        """Whether that is what this attempt came to here, and not what somebody else said before."""
+        """Whether ``end`` is the result of this attempt, and not one that another process published before."""
         self._around, self._attempt = around, attempt
         self._is_stopped = False
 
     @property
     def opened(self) -> EpisodeOpened:
+        """The event that opened the episode."""
         return self._attempt.opened
 
     def stop(self) -> None:
-        """The runner leaves, or the scheduler ended it: the agent is to end soon."""
+        """End the agent soon: the runner leaves the run, or the scheduler ended the episode."""
         self._is_stopped = True
 
     @abstractmethod
-    async def _verdict(self, session: Session) -> Verdict:
-        """How it went. Raises NotStarted."""
+    async def _outcome(self, session: Session) -> EpisodeOutcome:
+        """Run the agent to its end. Raises NotStarted."""
 
     async def run(self) -> bool:
-        """From start to EpisodeEnded said. False: it was not begun, and somebody else may. Raises Unavailable."""
+        """Run until EpisodeEnded is published. False: it was not begun, and another runner may. Raises Unavailable."""
         began = time.monotonic()
         opened = self.opened
-        said = await self._around.journal.publish(
+        stored = await self._around.journal.publish(
             EpisodeStarted(run=opened.run, episode=opened.episode, runner=self._around.runner)
         )
-        if said is None:
+        if stored is None:
             await self._publish(ended(opened, LOST))
             return True
         pinning = self._attempt.pinning
         session = self._around.sessions.open(opened, self._attempt.model, None if pinning is None else Pin(pinning))
         try:
-            verdict, reward = await self._judged(session)
+            outcome, reward = await self._judged(session)
         finally:
             undelivered = self._around.sessions.close(session)
         seconds = time.monotonic() - began
         sampled_tokens = session.sampled_tokens
-        await self._publish(ended(opened, verdict, reward, len(session.calls), undelivered, seconds, sampled_tokens))
+        await self._publish(ended(opened, outcome, reward, len(session.calls), undelivered, seconds, sampled_tokens))
         log.info(
-            "episode.ended", run=opened.run, episode=opened.episode, status=verdict.status.value, reward=reward,
-            reason=verdict.reason[:500], num_calls=len(session.calls), wall_seconds=round(seconds, 3),
+            "episode.ended", run=opened.run, episode=opened.episode, status=outcome.status.value, reward=reward,
+            reason=outcome.reason[:500], num_calls=len(session.calls), wall_seconds=round(seconds, 3),
         )  # fmt: skip
         return True
 
-    async def _judged(self, session: Session) -> tuple[Verdict, float | None]:
+    async def _judged(self, session: Session) -> tuple[EpisodeOutcome, float | None]:
         try:
-            verdict = await self._verdict(session)
-            if verdict.answer is None:
-                return verdict, verdict.reward
-            return verdict, await self._attempt.judge.reward(verdict.answer, task_of(self.opened))
+            outcome = await self._outcome(session)
+            if outcome.answer is None:
+                return outcome, outcome.reward
+            return outcome, await self._attempt.judge.reward(outcome.answer, task_of(self.opened))
         except NotStarted as wrong:
-            return Verdict(EpisodeStatus.NOT_STARTED, str(wrong)), None
+            return EpisodeOutcome(EpisodeStatus.NOT_STARTED, str(wrong)), None
         except VerifierFailed as wrong:
-            return Verdict(EpisodeStatus.VERIFIER_FAILED, str(wrong)), None
+            return EpisodeOutcome(EpisodeStatus.VERIFIER_FAILED, str(wrong)), None
         except Exception as wrong:
             log.exception("episode.failed", episode=self.opened.episode)
-            return Verdict(EpisodeStatus.RUNNER_LOST, f"the agent-runner failed: {type(wrong).__name__}: {wrong}"), None
+            return EpisodeOutcome(EpisodeStatus.RUNNER_LOST, f"the agent-runner failed: {type(wrong).__name__}: {wrong}"), None
 
     @asynccontextmanager
     async def _stopped_when_ended(self) -> AsyncIterator[None]:
-        """Inside, ``stop`` is called when the scheduler has ended the episode (run over): its agent is then of no use."""
+        """Inside, ``stop`` is called once the scheduler has ended the episode, as at the end of its run."""
         watch = asyncio.create_task(self._watch_for_end())
         try:
             yield
@@ -148,18 +189,20 @@ class Episode(ABC):
         self.stop()
 
     async def _publish(self, event: EpisodeEnded) -> None:
-        """Unless somebody did before: it may be said once. Nobody else knows a reward, so it is kept for as long as the
-        journal is away, unless the runner leaves."""
+        """Publish the end, unless another process did before: an episode has one end.
+
+        Only this process knows the reward, so it retries for as long as the journal is unavailable, unless the runner leaves.
+        """
         while self.end is None:
             try:
                 stored = await self._around.journal.publish(event)
-                is_new = stored is not None and not stored.duplicate  # whoever says it, it has the same id
+                is_new = stored is not None and not stored.duplicate  # all ends of an episode have the same id
                 self.end = event if is_new else await self._stored_end() or event
             except Unavailable as wrong:
                 if self._is_stopped or isinstance(wrong, BusClosed):
                     raise
                 log.warning("episode.end_delayed", run=event.run, episode=event.episode, reason=str(wrong))
-                await asyncio.sleep(SAY_AGAIN_SECONDS)
+                await asyncio.sleep(PUBLISH_RETRY_SECONDS)
         self.has_our_end = self.end == event
 
     async def _stored_end(self) -> EpisodeEnded | None:
@@ -168,21 +211,21 @@ class Episode(ABC):
 
 def ended(
     opened: EpisodeOpened,
-    verdict: Verdict,
+    outcome: EpisodeOutcome,
     reward: float | None = None,
     num_calls: int = 0,
     undelivered: tuple[str, ...] = (),
     wall_seconds: float = 0.0,
     sampled_tokens: int | None = None,
 ) -> EpisodeEnded:
-    """The fact that an attempt is over."""
+    """The EpisodeEnded of an attempt."""
     return EpisodeEnded(
         run=opened.run,
         episode=opened.episode,
         shard=opened.shard,
         origin=opened.origin,
-        status=verdict.status,
-        reason=verdict.reason,
+        status=outcome.status,
+        reason=outcome.reason,
         reward=reward,
         num_calls=num_calls,
         undelivered=undelivered,

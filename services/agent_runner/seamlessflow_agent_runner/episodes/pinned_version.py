@@ -1,13 +1,13 @@
-"""Which weights version an episode keeps, in a run with ``weights.pinned``: the newest that was loaded at its first call.
+"""The weights version that an episode pins, in a run with ``weights.pinned``: the newest one loaded at its first call.
 
     first call ─▶ the last WeightsLoaded in the journal ─▶ CallRequested.weights_version, and the slot in its tag
     later calls ─▶ the same
 
-Where no load was ever said for a minute (that word may be lost, versions are not) it is the last that was published.
+Without any WeightsLoaded for a minute (that event may be lost, versions are not) it is the last published version.
 
-It is decided here and nowhere else, and stands in every CallRequested: an attempt has one runner, so calls that it makes
-side by side agree, and who replays the journal decides nothing. Under a version that was loaded somebody can sample at once;
-one that was only published would be waited for.
+It is decided only here, and stands in every CallRequested: an attempt has one runner, so its concurrent calls agree, and a
+replay of the journal decides nothing. Workers can sample at once with a loaded version; a version that is only published
+would have to be loaded first.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 1.0
 FRESH_SECONDS = 0.25
-"""For how long what one episode saw is good for the next; and how often an episode looks that comes before any weights."""
-UNSAID_SECONDS = 60.0
-"""Who loads weights says so once, and samples on where the journal is away: with one worker nobody would say it again."""
+"""How long a version read for one episode holds for the next; and the polling interval before the first weights."""
+UNREPORTED_SECONDS = 60.0
+"""Wait for a first WeightsLoaded. A worker publishes it once, and samples on if the journal is unavailable: it may be lost."""
 
 
 class Pinning:
-    """One run's. ``on_change`` is told which versions live episodes keep, whenever that changes; oldest first."""
+    """Versions that live episodes of one run pin. ``on_change``: called with them, oldest first, on each change."""
 
     def __init__(self, journal: Journal, run: str, version_slots: int, on_change: Callable[[tuple[int, ...]], None]) -> None:
         self.version_slots = version_slots
@@ -46,7 +46,7 @@ class Pinning:
         self._looked_at = -FRESH_SECONDS
 
     async def newest(self) -> int:
-        """The newest version that any worker ever loaded. Waits for the first; a journal that is away is waited for, too."""
+        """The newest version that any worker ever loaded. Waits for the first one, and while the journal is unavailable."""
         began = time.monotonic()
         while True:
             async with self._turn:
@@ -54,7 +54,7 @@ class Pinning:
                     await self._look()
                 if self._newest is not None:
                     return self._newest
-                if time.monotonic() - began >= UNSAID_SECONDS and (published := await self._published()) is not None:
+                if time.monotonic() - began >= UNREPORTED_SECONDS and (published := await self._published()) is not None:
                     log.warning("episode.loads_unsaid", run=self._run, weights_version=published)
                     return published
             await asyncio.sleep(FRESH_SECONDS)
@@ -70,14 +70,14 @@ class Pinning:
             loaded = await self._journal.last(WeightsLoaded, self._run)
         except Unavailable as wrong:
             log.warning("episode.version_unknown", run=self._run, reason=str(wrong))
-            await asyncio.sleep(RETRY_SECONDS)  # whoever else asks waits as well
+            await asyncio.sleep(RETRY_SECONDS)  # under the lock: other episodes wait as well
             return
         self._looked_at = time.monotonic()
-        if loaded is not None:  # who comes late may load an older one than others did before
+        if loaded is not None:  # a late worker may load an older version than others did before
             self._newest = max(loaded.weights_version, -1 if self._newest is None else self._newest)
 
     def note(self, weights_version: int, count: int) -> None:
-        """``count`` more episodes keep a version, or fewer where it is negative."""
+        """``count`` more episodes pin a version, or fewer where it is negative."""
         before = self._versions
         self._kept[weights_version] += count
         if self._versions != before:
@@ -89,7 +89,7 @@ class Pinning:
 
 
 class Pin:
-    """One episode's."""
+    """The pinned version of one episode."""
 
     def __init__(self, pinning: Pinning) -> None:
         self._pinning = pinning
@@ -98,7 +98,7 @@ class Pin:
         self._is_over = False
 
     async def on(self, event: CallRequested) -> CallRequested:
-        """A call of the episode, with the version that it keeps: decided now, if it is the first one."""
+        """A call of the episode with its pinned version, which the first call decides."""
         async with self._turn:
             if self._version is None:
                 version = max(await self._pinning.newest(), event.min_weights_version)
@@ -109,7 +109,7 @@ class Pin:
         return event.model_copy(update={"tag": tag, "weights_version": self._version})
 
     def release(self) -> None:
-        """The episode is over: nobody keeps its version for it."""
+        """Release the version: the episode is over. Idempotent."""
         if self._version is not None and not self._is_over:
             self._pinning.note(self._version, -1)
         self._is_over = True

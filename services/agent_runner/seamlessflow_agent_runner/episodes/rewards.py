@@ -1,4 +1,4 @@
-"""Rewards: the runner's side of the judge. A reward is a finite number that a verifier gave, or there is none."""
+"""Rewards: the client of a verifier's process. A reward is a finite number from the verifier, or there is none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Judge:
         self._writer: asyncio.StreamWriter
 
     async def warm(self) -> None:
-        """Start it ahead of the first answer; a failure is told then."""
+        """Start the process ahead of the first answer; that answer reports a failure again."""
         async with self._turn:
             try:
                 await self._ensure_started()
@@ -45,13 +45,13 @@ class Judge:
                 log.warning("verifier.unusable", reward=self._reward, reason=str(wrong))
 
     async def reward(self, answer: str, task: Mapping[str, Any]) -> float:
-        """What the answer is worth. Raises VerifierFailed."""
+        """The reward of an answer. Raises VerifierFailed."""
         async with self._turn:
             await self._ensure_started()
-            said = await self._ask({"answer": answer, "task": task}, self._answer_seconds)
-        if "reward" not in said:
-            raise VerifierFailed(said["wrong"])
-        return float(said["reward"])
+            reply = await self._ask({"answer": answer, "task": task}, self._answer_seconds)
+        if "reward" not in reply:
+            raise VerifierFailed(reply["wrong"])
+        return float(reply["reward"])
 
     async def _ensure_started(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -65,23 +65,23 @@ class Judge:
         )  # fmt: skip
         theirs.close()
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
-        said = await self._answer(self._start_seconds)
-        if "ready" not in said:
+        reply = await self._answer(self._start_seconds)
+        if "ready" not in reply:
             await self._kill()
-            raise VerifierFailed(said["wrong"])
+            raise VerifierFailed(reply["wrong"])
 
     async def _ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
         self._writer.write(json.dumps(asked).encode() + b"\n")
         return await self._answer(seconds)
 
     async def _answer(self, seconds: float) -> dict[str, Any]:
-        """The next line. Whatever keeps it from coming ends the process, so that no late line is taken for another's."""
+        """The next line. Any failure kills the process, so that a late line is never taken for another request's."""
         try:
             async with asyncio.timeout(seconds):
                 line = await self._reader.readline()
             if not line.endswith(b"\n"):
                 raise VerifierFailed("the verifier's process died")
-            said = json.loads(line)
+            reply = json.loads(line)
         except TimeoutError as wrong:
             await self._kill()
             raise VerifierFailed(f"the verifier did not answer for {seconds:g} s and was killed") from wrong
@@ -91,8 +91,8 @@ class Judge:
         except BaseException:
             await self._kill()
             raise
-        assert isinstance(said, dict)
-        return said
+        assert isinstance(reply, dict)
+        return reply
 
     async def _kill(self) -> None:
         process, self._process = self._process, None

@@ -1,8 +1,8 @@
-"""The process that judges answers: a verifier may hang, crash or print, and none of that may touch the runner.
+"""The process of a verifier, which may hang, crash or print without harm to the runner.
 
-``python -m seamlessflow_agent_runner.episodes.verifier_process FD PARENT REWARD DATASET``. One JSON line a request
-``{"answer", "task"}``, one a
-reply ``{"reward": number}`` or ``{"wrong": reason}``; first of all ``{"ready": true}`` or ``{"wrong": reason}``.
+``python -m seamlessflow_agent_runner.episodes.verifier_process FD PARENT REWARD DATASET``. One JSON line a
+request ``{"answer", "task"}``, one a reply ``{"reward": number}`` or ``{"wrong": reason}``; first of all ``{"ready": true}``
+or ``{"wrong": reason}``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def reasoning_gym_verifier(dataset: str) -> Verifier:
 
 
 def load_verifier(reward: str, dataset: str) -> Verifier:
-    """Raises NotStartable."""
+    """The verifier named by a run's ``reward``. Raises NotStartable."""
     if reward != REASONING_GYM:
         return load_entrypoint(reward)  # type: ignore[return-value]
     try:
@@ -51,7 +51,7 @@ def load_verifier(reward: str, dataset: str) -> Verifier:
 
 
 def judged(verifier: Verifier, answer: str, task: dict[str, Any]) -> dict[str, Any]:
-    """The reward, or what is wrong: a verifier that raises or gives no finite number is at fault, not the agent."""
+    """The reward, or the verifier's fault: it raised, or returned no finite number."""
     try:
         reward = verifier(answer, task)
     except BaseException as wrong:  # sys.exit in a verifier is a failure like any other
@@ -70,14 +70,15 @@ def judged(verifier: Verifier, answer: str, task: dict[str, Any]) -> dict[str, A
 
 
 def main(descriptor: int, parent: int, reward: str, dataset: str) -> None:
+    """Serve requests on a socket until its other end closes."""
     child_processes.hide_secrets()  # agents cannot trace what judges them
     child_processes.die_with_parent(parent)
     link = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     lines = link.makefile("rw", encoding="utf-8", newline="\n")
 
-    def send(said: dict[str, Any]) -> None:
-        lines.write(json.dumps(said) + "\n")
+    def send(reply: dict[str, Any]) -> None:
+        lines.write(json.dumps(reply) + "\n")
         lines.flush()
 
     try:

@@ -1,13 +1,13 @@
-"""Where deliveries of one external environment meet the agents that ask for them.
+"""The episodes of one external environment: matches deliveries with the clients that wait for an episode.
 
-    delivery ─▶ opening (being read) ─▶ at hand ─▶ claimed by somebody who asked ─▶ an episode, acknowledged at its end
-                                          └─ nobody asked in time ─▶ handed back to the queue
+    delivery ─▶ opening (being read) ─▶ at hand ─▶ claimed by a waiting client ─▶ an episode, acknowledged at its end
+                                          └─ not claimed in time ─▶ handed back to the stream
 
-So that nothing is held for nobody, only as many deliveries are pulled as somebody waits for. While one certain task is
-looked for, the others that come lie at hand for a while, for the next request here; not for long, they may be wanted elsewhere.
+Pull only as many deliveries as there are waiting clients. While a client waits for one certain task, deliveries of other
+tasks stay at hand for the next request; only for a short time, since another gateway may want them.
 
-And one now and then though nobody waits: what a gateway held that was killed comes again before all else, and its end is
-still to be said. What nobody waits for goes straight back.
+The patrol pulls one delivery now and then without a waiting client: the deliveries of a gateway that was killed come first,
+and the ends of their episodes are still unpublished. A delivery without a client goes straight back.
 """
 
 from __future__ import annotations
@@ -17,26 +17,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
 from seamlessflow.bus.base import Delivery
 
-if TYPE_CHECKING:
-    from .external_episode import ExternalEpisode
-
-
-# Who asks for an episode, and which episodes are at hand: at every moment nobody asks for what is at hand. Pure.
-#
-# Who asks for one task has no other choice, and so comes before those who take anything; else whoever asked first. Of the
-# episodes at hand the one that was opened first is given, so the members of a group go out one after the other.
-
+from .external_episode import ExternalEpisode
 
 _NUMBERS = count()
 
 
 @dataclass(eq=False)
 class Want:
-    """One request for an episode. ``task`` None: whichever comes."""
+    """One request for an episode. ``task`` None: of any task."""
 
     task: str | None = None
     number: int = field(default_factory=_NUMBERS.__next__)
@@ -51,7 +42,12 @@ class Offer:
 
 
 class Matching:
-    """Feed it wants and offers. Each of either is given at most once, and only together with one that fits."""
+    """Matches wants with offers, each at most once. Pure.
+
+    Always true: no waiting want fits an offer at hand. A want for one task has no other choice, so it comes before those for
+    any task; otherwise the oldest want comes first. Of the offers at hand the one that was opened first is given, so that the
+    members of a group go out one after the other.
+    """
 
     def __init__(self) -> None:
         self.wants: list[Want] = []
@@ -60,7 +56,7 @@ class Matching:
         """In the order they came."""
 
     def ask(self, want: Want) -> Offer | None:
-        """What there is for it; None: it waits. One that asks again has its old place."""
+        """The offer for a want; None: it waits. A want that asks again has its old place."""
         fitting = [offer for offer in self.offers if want.task in (None, offer.task)]
         if fitting:
             return self._taken(min(fitting, key=lambda offer: offer.seq))
@@ -69,7 +65,7 @@ class Matching:
         return None
 
     def offer(self, offer: Offer) -> Want | None:
-        """Who gets it; None: it lies at hand."""
+        """The want that gets the offer; None: it stays at hand."""
         fitting = [want for want in self.wants if want.task in (None, offer.task)]
         if fitting:
             want = min(fitting, key=lambda each: (each.task is None, each.number))
@@ -79,7 +75,7 @@ class Matching:
         return None
 
     def withdraw(self, one: Want | Offer) -> bool:
-        """Whether it was still waiting; it is not any more."""
+        """Remove a want or an offer; whether it was still unmatched."""
         waiting: list[Want] | list[Offer] = self.wants if isinstance(one, Want) else self.offers
         if one not in waiting:
             return False
@@ -92,18 +88,18 @@ class Matching:
 
 
 SHELF_SECONDS = 2.0
-"""How long an episode lies at hand before it is handed back."""
+"""How long an episode stays at hand before it is handed back."""
 SHELF_SIZE = 256
-"""So many lie at hand; for one more the first is handed back, so that a search for one task gets through a long queue."""
+"""Most episodes at hand; for one more the first is handed back, so that a search for one task gets through a long queue."""
 PATROL_SECONDS = 10.0
-"""How often one is pulled though nobody waits, from the start on."""
+"""Time between two pulls without a waiting client; the first is at the start."""
 PATROL_PULL_SECONDS = 0.25
-"""For how long it may come; longer, and it would be one that somebody opens only then."""
+"""How long such a pull lasts; a longer one would catch episodes that are opened only then."""
 
 
 @dataclass(eq=False)
-class Asking(Want):
-    """Somebody waits for an episode. ``is_there``: whether its client still does."""
+class WaitingClient(Want):
+    """A client that waits for an episode. ``is_there``: whether its connection is still open."""
 
     is_there: Callable[[], bool] = lambda: True
     handed: asyncio.Future[ExternalEpisode | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -111,16 +107,16 @@ class Asking(Want):
     is_claimed: bool = False
     """An episode is being started for it."""
     is_gone: bool = False
-    """Nobody waits for it any more."""
+    """The client does not wait any more."""
 
 
-class Outlet:
-    """One environment of one run. ``on_change`` hears that more or fewer deliveries are wanted."""
+class EpisodeQueue:
+    """Deliveries and clients of one environment of one run. ``on_change``: called when more or fewer deliveries are wanted."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self._matching = Matching()
-        self._at_hand: dict[Offer, asyncio.Future[Asking | None]] = {}
+        self._at_hand: dict[Offer, asyncio.Future[WaitingClient | None]] = {}
         self._opening: set[Delivery] = set()
         self._is_open = True
         self._is_on_patrol = False
@@ -128,7 +124,7 @@ class Outlet:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody waits here."""
+        """Whether a client waits."""
         return bool(self._matching.wants)
 
     @property
@@ -138,42 +134,42 @@ class Outlet:
 
     @property
     def num_unclaimed(self) -> int:
-        """Deliveries in our hands that nobody has claimed."""
+        """Deliveries held here that no client has claimed."""
         return len(self._opening) + len(self._at_hand)
 
-    def ask(self, asking: Asking) -> None:
-        """Wait for an episode, or be given one that is at hand. Again, after one that turned out to be over: as before."""
-        if asking.is_gone or asking.handed.done():
+    def ask(self, client: WaitingClient) -> None:
+        """Add a client, or give it an episode at hand. A client whose episode turned out to be over asks again."""
+        if client.is_gone or client.handed.done():
             return
         if not self._is_open:
-            asking.handed.set_result(None)
+            client.handed.set_result(None)
             return
-        offer = self._matching.ask(asking)
-        asking.is_claimed = offer is not None
+        offer = self._matching.ask(client)
+        client.is_claimed = offer is not None
         if offer is not None:
-            self._at_hand[offer].set_result(asking)
+            self._at_hand[offer].set_result(client)
         self._on_change()
 
-    def withdraw(self, asking: Asking) -> None:
-        """Wait no more."""
-        asking.is_gone = True
-        self._matching.withdraw(asking)
+    def withdraw(self, client: WaitingClient) -> None:
+        """Remove a client."""
+        client.is_gone = True
+        self._matching.withdraw(client)
         self._on_change()
 
     def entered(self, delivery: Delivery) -> None:
-        """It is being read."""
+        """Count a delivery that is being read."""
         self._opening.add(delivery)
         self._is_on_patrol = False
 
     def settled(self, delivery: Delivery) -> None:
-        """It turned out to be something, or nothing. Idempotent."""
+        """Count a delivery as read. Idempotent."""
         self._opening.discard(delivery)
 
-    async def claimed(self, task: str, delivery: Delivery) -> Asking | None:
-        """Who gets the delivered episode of this task. None: nobody came for it."""
+    async def claimed(self, task: str, delivery: Delivery) -> WaitingClient | None:
+        """The client that gets the delivered episode of this task. None: none came in time."""
         offer = Offer(task, delivery.seq)
         self.settled(delivery)
-        while isinstance(taker := self._matching.offer(offer), Asking):
+        while isinstance(taker := self._matching.offer(offer), WaitingClient):
             if taker.is_there():
                 taker.is_claimed = True
                 return taker
@@ -192,7 +188,7 @@ class Outlet:
             del self._at_hand[offer]
 
     async def patrol(self) -> None:
-        """Now and then, until cancelled."""
+        """Pull a delivery every PATROL_SECONDS without a waiting client, until closed or cancelled."""
         while self._is_open:
             self._found_lost.clear()
             self._set_patrol(is_on=True)
@@ -203,7 +199,7 @@ class Outlet:
                     await self._found_lost.wait()
 
     def found_lost(self) -> None:
-        """Where one was left by a gateway that was killed, there are more."""
+        """Patrol at once: a gateway that was killed leaves several deliveries."""
         self._found_lost.set()
         self._set_patrol(is_on=True)
 
@@ -212,13 +208,13 @@ class Outlet:
         self._on_change()
 
     def close(self) -> None:
-        """The run is left: whoever waits is told, whatever is at hand is handed back."""
+        """The run is left: tell the waiting clients, hand back the deliveries at hand."""
         self._is_open = False
         self._found_lost.set()  # the patrol is to see it
-        for asking in list(self._matching.wants):
-            self._matching.withdraw(asking)
-            if isinstance(asking, Asking) and not asking.handed.done():
-                asking.handed.set_result(None)
+        for client in list(self._matching.wants):
+            self._matching.withdraw(client)
+            if isinstance(client, WaitingClient) and not client.handed.done():
+                client.handed.set_result(None)
         for offer, claim in self._at_hand.items():
             self._give_up(offer, claim)
 
@@ -227,6 +223,6 @@ class Outlet:
             first = self._matching.offers[0]
             self._give_up(first, self._at_hand[first])
 
-    def _give_up(self, offer: Offer, claim: asyncio.Future[Asking | None]) -> None:
+    def _give_up(self, offer: Offer, claim: asyncio.Future[WaitingClient | None]) -> None:
         if self._matching.withdraw(offer) and not claim.done():
             claim.set_result(None)

@@ -1,9 +1,9 @@
-"""Waiting for answers, however long they take.
+"""Waiting for the answers of calls, however long they take.
 
-An answer normally comes as a hint on this process's inbox, which no look stands in the way of. If hints are lost it is found
-in the journal, where each waiter looks after a second, then after twice as long each time. Most wait for the same reason, such
-as a device that trains: so one look for all of them tells whether anything was answered at all since, and only then each looks
-for its own. The text that comes before an answer is only hinted.
+An answer normally comes as a hint on this process's inbox. If hints are lost, the waiter finds it in the journal, where it
+looks after a second, then after twice as long each time; a look never delays a hint. Most waiters wait for the same reason,
+such as a device that trains: one look for all of them shows whether the run has any newer answer, and only then each looks
+for its own. Text before the whole answer comes in hints alone.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from seamlessflow.contracts.subjects import subject_filter
 from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.runtime import Journal
 
-# The text of an answer while it is sampled, put together from hints that may be lost, late or double.
-#
-# It only grows. What a lost hint leaves out, and all that is no text, comes with the whole answer. Pure, futures aside.
 
+class AnswerProgress:
+    """The text of one call's answer while it is sampled, put together from hints that may be lost, late or double.
 
-class Progress:
-    """Of one call. ``grown`` is done as soon as there is more than when it was asked for."""
+    It only grows. Text of lost hints, and everything that is no text, comes with the whole answer. Pure, futures aside.
+    """
 
     def __init__(self) -> None:
         self.reasoning, self.content = "", ""
@@ -38,16 +37,18 @@ class Progress:
 
     @property
     def grown(self) -> asyncio.Future[None]:
+        """Done as soon as there is more text than at this call."""
         if self._grown is None or self._grown.done():
             self._grown = asyncio.get_running_loop().create_future()
         return self._grown
 
     @property
     def has_text(self) -> bool:
+        """Whether any text has come."""
         return bool(self.reasoning or self.content)
 
     def add(self, delta: AnswerDelta) -> None:
-        """Take in a hint."""
+        """Append the new text of a hint."""
         self.reasoning = joined(self.reasoning, delta.reasoning_start, delta.reasoning)
         self.content = joined(self.content, delta.content_start, delta.content)
         if self._grown is not None and not self._grown.done():
@@ -55,30 +56,30 @@ class Progress:
 
 
 def joined(text: str, start: int, more: str) -> str:
-    """``text``, and behind it what of ``more``, which begins at ``start``, it does not have. A gap adds nothing."""
+    """``text`` extended by ``more``, which begins at its character ``start``. A gap adds nothing."""
     return text if start > len(text) else text + more[len(text) - start :]
 
 
 class Unsent:
-    """What one stream has not said yet of an answer's texts."""
+    """The part of an answer's texts that one stream has not sent yet."""
 
     def __init__(self) -> None:
         self._reasoning, self._content = "", ""
 
     def take(self, reasoning: str, content: str) -> tuple[str, str]:
-        """The new end of both, which is said from now on. A text that does not begin with what was said has none."""
+        """The unsent ends of both texts, which count as sent from now on. Empty for a text that contradicts the sent part."""
         new = _end(reasoning, self._reasoning), _end(content, self._content)
         self._reasoning, self._content = self._reasoning + new[0], self._content + new[1]
         return new
 
     def fits(self, answer: CallAnswered) -> bool:
-        """Whether what was said is what the answer says."""
+        """Whether the sent text is the beginning of the answer's."""
         reasoning, content = texts_of(answer)
         return reasoning.startswith(self._reasoning) and content.startswith(self._content)
 
 
-def _end(whole: str, said: str) -> str:
-    return whole[len(said) :] if whole.startswith(said) else ""
+def _end(whole: str, sent: str) -> str:
+    return whole[len(sent) :] if whole.startswith(sent) else ""
 
 
 def texts_of(answer: CallAnswered) -> tuple[str, str]:
@@ -90,48 +91,50 @@ log = structlog.get_logger()
 
 FIRST_LOOK_SECONDS = 1.0
 LONGEST_LOOK_SECONDS = 8.0
-"""Between two looks of a waiter: so much later is an answer found whose hint was lost."""
+"""Longest time between two looks of a waiter: the delay of an answer whose hint was lost."""
 _FRESH_SECONDS = 0.25
-"""For how long what one waiter saw is good for the others."""
+"""How long a position read for one waiter holds for the others."""
 
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """Waits for one call's answer."""
+    """One call that waits for its answer."""
 
     event: CallRequested
-    progress: Progress
+    progress: AnswerProgress
     hinted: asyncio.Future[CallAnswered] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Answers:
-    """All that this process waits for. ``inbox`` is where it is hinted to."""
+    """All calls of this process that wait. ``inbox``: the subject of their hints."""
 
     def __init__(self, bus: Bus, journal: Journal) -> None:
         self._bus, self._journal = bus, journal
         self.inbox = bus.inbox()
         self._waiters: dict[str, Waiter] = {}
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
-        self._newest = Newest(bus)
+        self._newest = NewestAnswer(bus)
 
     async def open(self) -> None:
         """Listen for hints."""
         self._unsubscribe = await self._bus.on_hint(self.inbox, self._on_hint)
 
     async def close(self) -> None:
+        """Stop listening."""
         if self._unsubscribe is not None:
             await self._unsubscribe()
 
-    def expect(self, event: CallRequested, progress: Progress) -> Waiter:
-        """From here on hints are taken; before the call is said, so that none is missed. ``answer`` ends it."""
+    def expect(self, event: CallRequested, progress: AnswerProgress) -> Waiter:
+        """Accept hints for a call. Before it is published, so that none is missed; ``forget`` ends it."""
         waiter = self._waiters[event.call] = Waiter(event, progress)
         return waiter
 
     def forget(self, waiter: Waiter) -> None:
+        """Accept no more hints for it."""
         del self._waiters[waiter.event.call]
 
     async def answer(self, waiter: Waiter, asked_at: int) -> CallAnswered:
-        """The answer. ``asked_at``: sequence of its call in the journal."""
+        """Wait for the answer. ``asked_at``: sequence of its call in the journal."""
         looked_until, pause = asked_at, FIRST_LOOK_SECONDS
         while True:
             await asyncio.wait({waiter.hinted}, timeout=pause)
@@ -150,7 +153,7 @@ class Answers:
             pause = min(2 * pause, LONGEST_LOOK_SECONDS)
 
     async def _look(self, event: CallRequested, looked_until: int) -> tuple[CallAnswered | None, int]:
-        """The answer if it is stored, and up to which sequence the journal is now known not to hold it."""
+        """The answer if it is stored, and the sequence up to which the journal is known not to hold it."""
         try:
             newest = await self._newest.answer(event.run)
             if newest <= looked_until:
@@ -163,21 +166,21 @@ class Answers:
 
     async def _on_hint(self, payload: bytes) -> None:
         try:
-            said = decode(self.inbox, payload)
+            hint = decode(self.inbox, payload)
         except SeamlessFlowError as wrong:
             log.warning("hint.malformed", reason=str(wrong))
             return
-        if not isinstance(said, CallAnswered | AnswerDelta) or said.call not in self._waiters:
+        if not isinstance(hint, CallAnswered | AnswerDelta) or hint.call not in self._waiters:
             return
-        waiter = self._waiters[said.call]
-        if isinstance(said, AnswerDelta):
-            waiter.progress.add(said)
+        waiter = self._waiters[hint.call]
+        if isinstance(hint, AnswerDelta):
+            waiter.progress.add(hint)
         elif not waiter.hinted.done():
-            waiter.hinted.set_result(said)
+            waiter.hinted.set_result(hint)
 
 
-class Newest:
-    """The sequence of the newest answer in a run's journal, read at most every ``_FRESH_SECONDS``, whoever asks."""
+class NewestAnswer:
+    """The sequence of the newest answer in a run's journal, read at most every ``_FRESH_SECONDS`` for all waiters."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -185,7 +188,7 @@ class Newest:
         self._known: dict[str, tuple[float, int]] = {}
 
     async def answer(self, run: str) -> int:
-        """0: nothing was answered yet. Raises Unavailable."""
+        """Its sequence; 0: the run has no answer yet. Raises Unavailable."""
         async with self._turn:
             read_at, seq = self._known.get(run, (-_FRESH_SECONDS, 0))
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Refusals in the form the OpenAI clients understand."""
+"""Errors of the gateway, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 409: "conflict_er
 
 
 class ApiError(Exception):
-    """A call is refused. Trying the same again gives the same answer, and clients are told so."""
+    """A request is refused. A retry gives the same answer, which ``x-should-retry`` tells the client."""
 
     def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.most_tokens: int | None = None
         self.got_tokens: int | None = None
-        """Of a prompt that is too long, and how many would fit."""
+        """Tokens of a prompt that is too long; ``most_tokens``: as many would fit. None: another error."""
 
     @classmethod
     def of(cls, error: CallError) -> ApiError:
@@ -29,11 +29,12 @@ class ApiError(Exception):
         return refusal
 
     def body(self) -> dict[str, Any]:
+        """In the form of OpenAI's API."""
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self, body: dict[str, Any] | None = None) -> web.Response:
-        """``body``: in another dialect's form."""
+        """The HTTP response. ``body``: in another dialect's form."""
         # The official clients retry 409 and 5xx by themselves unless told that it is of no use.
         return web.json_response(body or self.body(), status=self.status, headers={"x-should-retry": "false"})
 
@@ -44,7 +45,7 @@ def bad_request(message: str, param: str | None = None, *, code: str = "invalid_
 
 
 def unsupported(message: str, param: str) -> ApiError:
-    """400 for what is not implemented: said loudly rather than ignored."""
+    """400 for a feature that is not implemented: refused rather than ignored."""
     return bad_request(message, param, code="unsupported_parameter")
 
 

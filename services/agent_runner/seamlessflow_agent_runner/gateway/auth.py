@@ -1,4 +1,4 @@
-"""Who may open episodes and end them: whoever has the gateway's token; an episode's own key ends only that one."""
+"""Authorisation: the gateway's token opens and ends any episode; an episode's own key ends only that one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .sessions import keys_of
 
 SETTING = "SEAMLESSFLOW_GATEWAY_TOKEN"
 PROXY_HEADERS = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
-"""What proxies add. One of them: the connection comes from this machine, and whoever asks from anywhere."""
+"""Headers that proxies add. With one of them, a connection from this machine may be for a client anywhere."""
 
 
 class Access:
-    """``token`` None: only a gateway that this machine alone reaches lets anybody open episodes.
+    """Checks of requests about episodes. ``token`` None: a gateway on a loopback address needs none; others open no episodes.
 
-    host: where it listens. public_url: where agents are told it is. Raises ConfigError for one elsewhere without a token.
+    host: where it listens. public_url: its address for agents. Raises ConfigError for a public one without a token.
     """
 
     def __init__(self, token: str | None, host: str, public_url: str | None = None) -> None:
         if token is None and public_url is not None and not is_loopback(_host_of(public_url)):
             raise ConfigError(
-                "SEAMLESSFLOW_GATEWAY_URL says that agents elsewhere reach this gateway, so anybody there could open episodes: "
+                "SEAMLESSFLOW_GATEWAY_URL lets agents elsewhere reach this gateway, so any program there could open episodes: "
                 f"set {SETTING} to a secret for those that may"
             )
         self._token, self._host = token, host
@@ -46,7 +46,7 @@ class Access:
             raise ApiError(403, what, code="no_token_set")
 
     def check_may_end(self, headers: Mapping[str, str], key: str | None) -> None:
-        """``key``: of the episode, None when it is not known. Raises ApiError 401, or 404 to those who may know that."""
+        """``key``: of the episode, None when it is not known. Raises ApiError 401, or 404 with the gateway's token."""
         if self.has_token(headers):
             if key is None:
                 raise ApiError(404, "no such episode was handed out here, or long ago", code="unknown_episode")
@@ -56,6 +56,7 @@ class Access:
             raise ApiError(401, what, code="invalid_api_key")
 
     def has_token(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request brings the gateway's token."""
         return self._token is not None and _brings(headers, self._token)
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from seamlessflow.config.sampling_sections import REPORTED, AgentSection
 from seamlessflow.contracts import EpisodeEnded
 from seamlessflow_agent_runner.episodes.agent_launch import task_for_agent
-from seamlessflow_agent_runner.external.episode_api import Ask, EpisodeDesk, NoEpisode
+from seamlessflow_agent_runner.external.episode_api import EpisodeApi, EpisodeRequest, NoEpisode
 from seamlessflow_agent_runner.external.external_episode import ExternalEpisode, Report
 
 from .api_errors import bad_request
@@ -23,33 +23,30 @@ from .auth import Access
 from .dialects.request_fields import json_object, kind_of
 from .error_middleware import body_of
 
-# What agents elsewhere send: what they ask for, and how their episode went. Pure.
-
-
 MAX_WAIT_SECONDS = 600.0
 _FIELDS = {"run": str, "env": str, "task": str, "prompt": str, "data": dict, "wait_seconds": (int, float)}
 
 
-def parse_ask(raw: bytes) -> Ask:
-    """The body of POST /episodes; an empty one asks for whatever comes. Raises ApiError 400."""
+def parse_episode_request(raw: bytes) -> EpisodeRequest:
+    """The body of POST /episodes; an empty one asks for any episode. Raises ApiError 400."""
     body = json_object(raw) if raw.strip() else {}
     for name, value in body.items():
         if name not in _FIELDS:
             raise bad_request(f"unknown field {name!r}; known: {', '.join(_FIELDS)}", name)
         if value is not None and (not isinstance(value, _FIELDS[name]) or isinstance(value, bool)):  # type: ignore[arg-type]
             raise bad_request(f"{name} cannot be {kind_of(value)}", name)
-    ask = Ask(**{name: value for name, value in body.items() if value is not None})
-    if not 0 <= ask.wait_seconds <= MAX_WAIT_SECONDS:
+    wanted = EpisodeRequest(**{name: value for name, value in body.items() if value is not None})
+    if not 0 <= wanted.wait_seconds <= MAX_WAIT_SECONDS:
         raise bad_request(f"wait_seconds must be from 0 to {MAX_WAIT_SECONDS:g}", "wait_seconds")
-    if ask.prompt is not None and not ask.prompt.strip():
-        raise bad_request("prompt must say what is to be done; leave it out to take whichever episode comes", "prompt")
-    if ask.data is not None and ask.prompt is None:
+    if wanted.prompt is not None and not wanted.prompt.strip():
+        raise bad_request("prompt must describe the task; leave it out to take any episode", "prompt")
+    if wanted.data is not None and wanted.prompt is None:
         raise bad_request("data belongs to a new task, which needs a prompt", "data")
-    return ask
+    return wanted
 
 
 def parse_report(raw: bytes, agent: AgentSection | None) -> Report:
-    """The body of a reward. ``agent`` None: the episode is over, and the report only compared. Raises ApiError 400."""
+    """The body of a reward. ``agent`` None: the episode is over, and the report is only compared. Raises ApiError 400."""
     body = json_object(raw)
     if len(body) != 1 or not body.keys() <= {"reward", "answer", "failed"}:
         raise bad_request('the body must be one of {"reward": number}, {"answer": "text"} and {"failed": "why"}')
@@ -61,7 +58,7 @@ def parse_report(raw: bytes, agent: AgentSection | None) -> Report:
     if name == "failed":
         return Report(failed=value)
     if agent is not None and agent.reward == REPORTED:
-        raise bad_request('this environment has reward = "reported": say {"reward": number}', name)
+        raise bad_request('this environment has reward = "reported": send {"reward": number}', name)
     if agent is not None and len(value.encode()) > agent.output_bytes:
         raise bad_request(f"the answer is longer than {agent.output_bytes} bytes (output_bytes)", name)
     return Report(answer=value)
@@ -72,7 +69,7 @@ def _reward(value: Any, agent: AgentSection | None) -> Report:
         raise bad_request(f"reward must be a finite number, got {kind_of(value)}", "reward")
     if agent is not None and agent.reward != REPORTED:
         raise bad_request(
-            f'answers of this environment are judged by {agent.reward}: say {{"answer": "text"}}, '
+            f'answers of this environment are judged by {agent.reward}: send {{"answer": "text"}}, '
             'or set reward = "reported" in the run file',
             "reward",
         )
@@ -84,27 +81,28 @@ URL_SETTING = "SEAMLESSFLOW_GATEWAY_URL"
 
 
 class EpisodeRoutes:
-    """``public_url``: where agents elsewhere reach this gateway. None: the address each called it by."""
+    """The routes below /episodes. ``public_url``: the gateway's address for agents. None: the one that a request used."""
 
-    def __init__(self, desk: EpisodeDesk, access: Access, public_url: str | None) -> None:
-        self._desk, self._access = desk, access
+    def __init__(self, episodes: EpisodeApi, access: Access, public_url: str | None) -> None:
+        self._episodes, self._access = episodes, access
         self._public_url = None if public_url is None else public_url.rstrip("/").removesuffix("/v1")
 
     def register(self, router: web.UrlDispatcher) -> None:
+        """Add the routes to a server."""
         router.add_post("/episodes", self._open)
         router.add_get("/episodes/{episode}", self._show)
         router.add_post("/episodes/{episode}/reward", self._end)
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
         self._access.check_may_open(request.headers)
-        ask = parse_ask(await body_of(request))
-        root = self._root(request)  # before there is an episode that it could be wrong for
+        wanted = parse_episode_request(await body_of(request))
+        root = self._root(request)  # it may raise: before an episode is started
 
         def is_there() -> bool:
             return request.transport is not None and not request.transport.is_closing()
 
         try:
-            episode = await self._desk.open(ask, is_there)
+            episode = await self._episodes.open(wanted, is_there)
         except NoEpisode as none:
             return _none_for_now(none)
         response: web.StreamResponse = web.Response()
@@ -116,14 +114,14 @@ class EpisodeRoutes:
             await response.write_eof()
         except ConnectionError:
             episode.abandon()
-        except BaseException:  # whatever went wrong, nobody learned of it
+        except BaseException:  # the client never received the episode
             episode.abandon()
             raise
         return response
 
     async def _show(self, request: web.Request) -> web.Response:
         name = self._named(request)
-        past, live = self._desk.past(name), self._desk.live(name)
+        past, live = self._episodes.past(name), self._episodes.live(name)
         if past is not None:
             return web.json_response(_end_shown(past.end))
         assert live is not None
@@ -132,18 +130,18 @@ class EpisodeRoutes:
     async def _end(self, request: web.Request) -> web.Response:
         name = self._named(request)
         raw = await body_of(request)
-        live = self._desk.live(name)
+        live = self._episodes.live(name)
         report = parse_report(raw, None if live is None else live.agent)
-        return web.json_response(_end_shown(await self._desk.report(self._named(request), report)))
+        return web.json_response(_end_shown(await self._episodes.report(self._named(request), report)))
 
     def _named(self, request: web.Request) -> str:
-        """An episode that is known here, and that whoever asks may know. Raises ApiError."""
+        """The id of a known episode, if the request may end it. Raises ApiError."""
         name = request.match_info["episode"]
-        self._access.check_may_end(request.headers, self._desk.key_of(name))
+        self._access.check_may_end(request.headers, self._episodes.key_of(name))
         return name
 
     def _root(self, request: web.Request) -> str:
-        """Where whoever asks reaches this gateway. Raises ApiError 400."""
+        """The gateway's address for the client of a request. Raises ApiError 400."""
         try:
             return self._public_url or str(request.url.origin())
         except ValueError as wrong:

@@ -1,4 +1,4 @@
-"""Errors in the form of the dialect that was spoken, whatever goes wrong. No key of a path is repeated in their words."""
+"""Errors in the form of the request's dialect. Their messages never repeat a key of a path."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from .api_errors import ApiError
-from .dialects.anthropic_answer import Messages
-from .dialects.base import Dialect
+from .dialects.anthropic_answer import AnthropicMessages
+from .dialects.base import ApiDialect
 from .dialects.openai_chat import ChatCompletions
 from .dialects.openai_completions import Completions
 from .dialects.openai_responses_answer import Responses
@@ -18,13 +18,13 @@ from .dialects.openai_responses_answer import Responses
 log = structlog.get_logger()
 
 MAX_BODY_BYTES = 16 << 20
-"""Far more than any context holds, and so few that nobody else waits long while one is read."""
+"""Far more than any context holds, and so few that other requests wait only briefly while one is read."""
 BODY_SECONDS = 60.0
-"""How long a body may take to come: one that dribbles in holds a connection and its memory."""
+"""How long reading a body may take: a slow one holds a connection and its memory."""
 IDLE_SECONDS = 600.0
 """How long a connection may stay without a request, or with one whose head is not complete."""
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Completions(), Responses(), Messages())
-COUNT_TOKENS = f"{Messages.path}/count_tokens"
+DIALECTS: tuple[ApiDialect, ...] = (ChatCompletions(), Completions(), Responses(), AnthropicMessages())
+COUNT_TOKENS = f"{AnthropicMessages.path}/count_tokens"
 _UNREAD = ("body_too_large", "unreadable_body", "body_too_slow")
 _POSTS = (*(dialect.path for dialect in DIALECTS), COUNT_TOKENS, "/episodes")
 _ROUTES = ", ".join([*(f"POST {path}" for path in _POSTS), "GET /v1/models"])
@@ -63,8 +63,8 @@ async def body_of(request: web.Request) -> bytes:
         raise ApiError(408, what, code="body_too_slow") from None
 
 
-def dialect_of(request: web.Request) -> Dialect:
-    """By the path, or for another path by what it begins with."""
+def dialect_of(request: web.Request) -> ApiDialect:
+    """The dialect whose path the request's path begins with; OpenAI's chat completions for others."""
     path = _path_of(request)
     return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), DIALECTS[0])
 

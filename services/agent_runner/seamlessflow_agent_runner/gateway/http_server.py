@@ -1,4 +1,4 @@
-"""The HTTP server: routes, keys, and which call a request is an answer of."""
+"""The HTTP server of the gateway: its routes, and the call that answers each request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from seamlessflow.errors import ConfigError
 
 from . import response_writer
 from .api_errors import episode_over
-from .call_requests import CallDesk
+from .call_requests import CallRequests
 from .dialects.anthropic_request import estimated_tokens, parse_messages
-from .dialects.base import Dialect
+from .dialects.base import ApiDialect
 from .error_middleware import COUNT_TOKENS, DIALECTS, IDLE_SECONDS, MAX_BODY_BYTES, body_of, dialect_of, in_their_form
 from .sessions import Session, Sessions
 
@@ -25,62 +25,56 @@ if TYPE_CHECKING:
     from .episode_routes import EpisodeRoutes
 
 
-# The one model, as GET /v1/models shows it: fields that OpenAI's clients read, and those that Anthropic's do. Pure.
-
-
 _UNIX_EPOCH = "1970-01-01T00:00:00Z"
-"""What Anthropic's API says where a date is not known."""
+"""Anthropic's API gives it for unknown dates."""
 
 
 def listed_models(name: str) -> dict[str, Any]:
-    """A list of it alone."""
+    """The body of GET /v1/models: the one model."""
     return {"object": "list", "data": [shown_model(name)], "has_more": False, "first_id": name, "last_id": name}
 
 
 def shown_model(name: str) -> dict[str, Any]:
-    """By any name: there is one."""
+    """The one model, by any name: fields that OpenAI's clients read, and those that Anthropic's do."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "seamlessflow"}
     return {**openai, "type": "model", "display_name": name, "created_at": _UNIX_EPOCH, "lifecycle": "active"}
-
-
-# What clients ask for and do not get, once each for the log: agents ask the same with every call.
 
 
 log = structlog.get_logger()
 
 
 class Notes:
-    """Of one process."""
+    """Logs request fields that are not followed, once each per process: agents send the same with every call."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
-    def tell(self, notes: Iterable[str], *, env: str) -> None:
+    def log_new(self, notes: Iterable[str], *, env: str) -> None:
         """Log those that are new. ``env``: of the first agent that asked."""
         for note in notes:
-            if note not in self._told:
-                self._told.add(note)
+            if note not in self._logged:
+                self._logged.add(note)
                 log.warning("request.not_followed", env=env, reason=note)
 
 
 RETRY_HEADER = "x-stainless-retry-count"
 EPISODE_PREFIX = "/e/{who}"
+"""Before any path: the episode, or its key for clients that cannot set one."""
 STREAM_KEY = re.compile(rb'"stream"\s*:\s*true')
 """Quotes within a text are escaped there, so it is a key: of the body, or of something in it."""
-"""Before any path: the episode, or its key for clients that cannot set one."""
 
 
 class Gateway:
-    """Serves agents until closed. ``base_url`` is what they are told. ``episodes``: routes for agents that run elsewhere."""
+    """Serves agents until closed. ``base_url``: its address for agents. ``episodes``: routes for agents that run elsewhere."""
 
-    def __init__(self, sessions: Sessions, desk: CallDesk, episodes: EpisodeRoutes | None = None) -> None:
-        self._sessions, self._desk, self._episodes = sessions, desk, episodes
+    def __init__(self, sessions: Sessions, calls: CallRequests, episodes: EpisodeRoutes | None = None) -> None:
+        self._sessions, self._calls, self._episodes = sessions, calls, episodes
         self._notes = Notes()
         self._runner: web.AppRunner | None = None
         self.base_url = ""
 
     async def open(self, host: str, port: int) -> None:
-        """Listen. Raises ConfigError when the address cannot be had."""
+        """Listen. Raises ConfigError when the address cannot be bound."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[in_their_form])
         for prefix in ("", EPISODE_PREFIX):
             for dialect in DIALECTS:
@@ -112,6 +106,7 @@ class Gateway:
         log.info("gateway.listening", base_url=self.base_url)
 
     async def close(self) -> None:
+        """Stop listening and end all connections."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -120,11 +115,11 @@ class Gateway:
         raw = await body_of(request)
         if session.is_over:
             raise episode_over()
-        asked = session.memory.completed(dialect.parse(raw))
-        self._notes.tell(asked.notes, env=session.opened.env)
+        asked = session.previous_responses.completed(dialect.parse(raw))
+        self._notes.log_new(asked.notes, env=session.opened.env)
         body_digest = digest_of(dialect, raw, is_stream=asked.stream)
         num_retries = _number(request.headers.get(RETRY_HEADER, "0"))
-        call = session.call_to_join(body_digest, num_retries) or self._desk.start(session, asked, body_digest)
+        call = session.call_to_join(body_digest, num_retries) or self._calls.start(session, asked, body_digest)
         client = request.transport
         call.join(client)
         try:
@@ -132,7 +127,7 @@ class Gateway:
         finally:
             call.leave(client)
             if call.has_lost_client and not call.is_answered:
-                self._desk.client_left(session, call)
+                self._calls.client_left(session, call)
 
     def _session(self, request: web.Request) -> Session:
         """Raises ApiError 401, or 409 when its episode is over."""
@@ -151,15 +146,15 @@ class Gateway:
 
 
 async def _alive(request: web.Request) -> web.Response:
-    """Claude Code looks whether anybody is there before it asks anything, without a key."""
+    """Claude Code probes the server before its first request, without a key."""
     return web.Response()
 
 
-def digest_of(dialect: Dialect, raw: bytes, *, is_stream: bool) -> bytes:
-    """The same for a repetition: the same bytes mean another thing in another dialect.
+def digest_of(dialect: ApiDialect, raw: bytes, *, is_stream: bool) -> bytes:
+    """SHA-256 of a request, the same for a repetition; the dialect is part of it.
 
-    A client that gave a stream up may ask for the same as a whole (Claude Code does, after five minutes without text): what
-    turns streaming on is left out where there is no doubt which of the body's words that is.
+    A client that gave a stream up may ask for the same as a whole (Claude Code does, after five minutes without text), so the
+    member that turns streaming on is left out, where the body has only one candidate.
     """
     found = [*STREAM_KEY.finditer(raw)] if is_stream else []
     if len(found) == 1:

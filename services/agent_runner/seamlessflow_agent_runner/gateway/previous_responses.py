@@ -1,7 +1,7 @@
-"""What was said in a session, for clients that leave it out and point at an earlier answer instead.
+"""The earlier turns of a session, for clients that leave them out and point at an earlier answer instead.
 
-It lives as long as the session, and its agent does not outlive that. A message that many calls bring is kept once, and so is
-what calls have in common from the beginning on: a conversation costs memory for what is new in each of its turns.
+They live as long as the session, and its agent does not outlive that. A message of several calls is kept once, and so is the
+common beginning of calls: each turn of a conversation costs memory only for its new messages.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from dataclasses import dataclass, replace
 from seamlessflow.contracts import CallAnswered
 
 from .api_errors import bad_request
-from .dialects.base import Asked
+from .dialects.base import ParsedRequest
 from .dialects.request_fields import Message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Said:
-    """A message, and all before it. There is one of it for the same in each call."""
+class _MessageChain:
+    """A message and all before it; calls with the same beginning share one."""
 
     message: Message
-    before: _Said | None
+    before: _MessageChain | None
 
 
-class Memory:
-    """Of one session."""
+class PreviousResponses:
+    """Messages and answers of one session."""
 
     def __init__(self) -> None:
         self._messages: dict[str, Message] = {}
         """By digest."""
-        self._after: dict[tuple[_Said | None, str], _Said] = {}
-        self._asked: dict[str, _Said | None] = {}
-        """By call: the last of what it was asked, instructions left out."""
+        self._after: dict[tuple[_MessageChain | None, str], _MessageChain] = {}
+        self._asked: dict[str, _MessageChain | None] = {}
+        """By call: the last message of its request, instructions left out."""
         self._answers: dict[str, Message] = {}
-        """By call, of those that were asked."""
+        """By call, of the remembered ones."""
 
-    def note(self, call: str, asked: Asked, digests: tuple[str, ...]) -> None:
+    def note(self, call: str, asked: ParsedRequest, digests: tuple[str, ...]) -> None:
         """Remember a call, if its dialect wants it. ``digests``: of its messages."""
         if not asked.is_remembered:
             return
-        last: _Said | None = None
+        last: _MessageChain | None = None
         for key, message in list(zip(digests, asked.messages, strict=True))[asked.num_instructions :]:
             known = self._after.get((last, key))
             if known is None:
-                known = self._after[last, key] = _Said(self._messages.setdefault(key, message), last)
+                known = self._after[last, key] = _MessageChain(self._messages.setdefault(key, message), last)
             last = known
         self._asked[call] = last
 
     def answered(self, answer: CallAnswered) -> None:
-        """Remember what a call was answered, if the call is remembered and was no failure."""
+        """Remember the answer of a remembered call, unless it is a failure."""
         if answer.call in self._asked and answer.error is None:
             self._answers[answer.call] = answer.message
 
-    def completed(self, asked: Asked) -> Asked:
-        """The request with what its client left out. Raises ApiError 400 where that was not said here."""
+    def completed(self, asked: ParsedRequest) -> ParsedRequest:
+        """The request with the messages its client left out. Raises ApiError 400 where this session has no such answer."""
         instructions, new = asked.messages[: asked.num_instructions], asked.messages[asked.num_instructions :]
         before = () if asked.goes_on_from is None else self._until(asked.goes_on_from)
         return replace(asked, messages=(*instructions, *before, *(self._in_full(message) for message in new)))
@@ -86,5 +86,5 @@ def reference(call: str) -> Message:
 
 
 def is_reference(message: Message) -> bool:
-    """Whether a message only points."""
+    """Whether a message only points at an answer."""
     return message.keys() == {"role", "turn"} and isinstance(message["turn"], str)

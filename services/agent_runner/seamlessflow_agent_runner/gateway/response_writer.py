@@ -1,6 +1,6 @@
-"""Holding a call: however long its answer takes, the client's timers never run out.
+"""Responses to calls: however long an answer takes, the client's timers never run out.
 
-For a short grace nothing is sent, so that what is refused at once keeps its real status; the first text of a stream ends
+For a short grace nothing is sent, so that an immediate refusal keeps its real status; the first text of a stream ends
 it. After it status 200 and the headers go out, then text as it is sampled, and after each second without any a sign of
 life: white space before the JSON, or a data event that adds nothing (comment lines do not reset every client's idle timer;
 docs/adr and requirements D have the measurements).
@@ -26,34 +26,31 @@ from aiohttp import web
 
 from seamlessflow.contracts import CallAnswered
 
-from .answer_wait import Progress, Unsent, texts_of
+from .answer_wait import AnswerProgress, Unsent, texts_of
 from .api_errors import ApiError, episode_over
-from .dialects.base import Asked, Dialect, Frame, Stream
-from .sessions import Call
-
-# Clients that are gone without a word, and clients that take nothing of what they are sent.
-#
-# gone, no FIN      the system breaks a connection on which nothing is acknowledged for UNACKNOWLEDGED_SECONDS; while a call is
-#                   held something is sent each second, so that is noticed (where the system has TCP_USER_TIMEOUT)
-# takes nothing     its connection is aborted after STALLED_SECONDS, or it would hold an answer in memory for as long as it
-# likes
-#
-# Linux counts a client that is alive but has no room in its buffer as one that acknowledges nothing. So once more was sent than
-# surely has room there, the system waits for STALLED_SECONDS, too.
-
+from .dialects.base import ApiDialect, Frame, ParsedRequest, Stream
+from .sessions import GatewayCall
 
 log = structlog.get_logger()
 
 UNACKNOWLEDGED_SECONDS = 20.0
 STALLED_SECONDS = 60.0
 ROOM_BYTES = 32 << 10
-"""Any client's system takes as much though the client reads nothing."""
+"""Any client's system buffers as much though the client reads nothing."""
 _LOOKS = 4
-"""Within STALLED_SECONDS; more often than UNACKNOWLEDGED_SECONDS."""
+"""Checks within STALLED_SECONDS; they come more often than every UNACKNOWLEDGED_SECONDS."""
 
 
-class Watched:
-    """A request that is being answered, as a context."""
+class ClientConnection:
+    """The connection of a request that is being answered, as a context: breaks dead and stalled ones.
+
+    dead, without FIN   the system breaks a connection on which nothing is acknowledged for UNACKNOWLEDGED_SECONDS; while a call
+                        waits, something is sent each second, so that is noticed (where the system has TCP_USER_TIMEOUT)
+    reads nothing       the connection is aborted after STALLED_SECONDS; it would hold an answer in memory without limit
+
+    Linux counts a client that is alive but has a full buffer as one that acknowledges nothing. So once more was sent than the
+    buffer surely holds, the system waits for STALLED_SECONDS, too.
+    """
 
     def __init__(self, request: web.Request) -> None:
         self._request, self._loop = request, asyncio.get_running_loop()
@@ -66,7 +63,7 @@ class Watched:
 
     def __exit__(self, kind: type[BaseException] | None, wrong: BaseException | None, trace: TracebackType | None) -> None:
         self._next.cancel()
-        self._expect_acknowledgements()  # the last of it is on its way yet
+        self._expect_acknowledgements()  # the last bytes are still on their way
 
     def _look(self) -> None:
         transport, now = self._request.transport, self._loop.time()
@@ -105,26 +102,30 @@ STREAM_HEADERS = {
 }
 
 
-async def send(request: web.Request, call: Call, asked: Asked, dialect: Dialect) -> web.StreamResponse:
-    """Answer a request with a call's answer when it is there. Raises ApiError while nothing was sent."""
+async def send(request: web.Request, call: GatewayCall, asked: ParsedRequest, dialect: ApiDialect) -> web.StreamResponse:
+    """Answer a request with a call's answer once there is one. Raises ApiError while nothing was sent."""
     assert call.answer is not None and call.progress is not None
     frame = Frame(call.id, int(time.time()), asked)
-    with Watched(request):
-        return await _Delivery(request, call, call.answer, call.progress, frame, dialect).send()
+    with ClientConnection(request):
+        return await ResponseWriter(request, call, call.answer, call.progress, frame, dialect).send()
 
 
 @dataclass(frozen=True, slots=True)
-class _Delivery:
-    """Of one call to one of its clients. It holds what it sends: another delivery of the call may end before this one."""
+class ResponseWriter:
+    """Writes one call's answer to one of its clients.
+
+    It keeps its own references: another response to the call may end, and clear them there, before this one.
+    """
 
     request: web.Request
-    call: Call
+    call: GatewayCall
     answer: asyncio.Task[CallAnswered]
-    progress: Progress
+    progress: AnswerProgress
     frame: Frame
-    dialect: Dialect
+    dialect: ApiDialect
 
     async def send(self) -> web.StreamResponse:
+        """Write the response, waiting for the answer. Raises ApiError while nothing was sent."""
         is_stream = self.frame.asked.stream
         if not (is_stream and self.progress.has_text):
             await _wait(GRACE_SECONDS, self.answer, *((self.progress.grown,) if is_stream else ()))
@@ -139,7 +140,7 @@ class _Delivery:
         """One write with a Content-Length. Raises ApiError."""
         refusal, body = self._written(self._whole)
         if refusal is not None:
-            self.call.deliver()  # or who asks the same again would get the same failure
+            self.call.deliver()  # else a repetition would get the same failure
             raise refusal
         response = web.Response(body=body, content_type="application/json")
         with suppress(ConnectionError):
@@ -193,7 +194,7 @@ class _Delivery:
         return json.dumps(self.dialect.whole(self.frame, answer)).encode()
 
     def _written(self, write: Callable[[CallAnswered], bytes]) -> tuple[ApiError | None, bytes]:
-        """An answer as it goes out, or why it cannot be written down."""
+        """The bytes of an answer, or the error that it cannot be written."""
         try:
             return None, write(self.answer.result())
         except Exception:
@@ -216,13 +217,13 @@ class _Delivery:
 
 def _rest(stream: Stream, unsent: Unsent, answer: CallAnswered) -> bytes:
     if not unsent.fits(answer):
-        log.error("stream.differs", call=answer.call, episode=answer.episode, reason="its text is not what its deltas said")
+        log.error("stream.differs", call=answer.call, episode=answer.episode, reason="its text differs from its deltas")
     texts = unsent.take(*texts_of(answer))
     return (stream.more(*texts) if any(texts) else b"") + stream.ending(answer)
 
 
 async def _wait(seconds: float, *awaited: asyncio.Future[Any]) -> None:
-    """For one of them, at most this long. The client may go; the call does not."""
+    """Wait for one of them, at most this long; the call goes on if the client leaves."""
     await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 

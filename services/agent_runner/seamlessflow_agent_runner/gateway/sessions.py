@@ -1,4 +1,4 @@
-"""Sessions: an episode as the gateway sees it. Whoever has its key is its agent."""
+"""Sessions: episodes as the gateway sees them, with their calls. The bearer of an episode's key is its agent."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from seamlessflow.contracts import CallAnswered, EpisodeOpened
 from seamlessflow_agent_runner.episodes.deadline import OwnTime
 from seamlessflow_agent_runner.episodes.pinned_version import Pin
 
-from .answer_wait import Progress
+from .answer_wait import AnswerProgress
 from .api_errors import ApiError, episode_over
-from .previous_responses import Memory
-
-# A call as the gateway holds it: who waits for its answer, and whether it reached anybody. Pure, its task aside.
-#
-# One call has several clients when a retry joined it while the connection before looked alive. It is lost when all are gone.
+from .previous_responses import PreviousResponses
 
 
 @dataclass(eq=False, slots=True)
-class Call:
-    """Lives as long as its session, so it keeps little once its answer is delivered."""
+class GatewayCall:
+    """One call: its task, its clients, and whether its answer was delivered. Pure, its task aside.
+
+    A call has several clients when a retry joined it while the earlier connection looked alive. It lives as long as its
+    session, so it keeps little once its answer is delivered.
+    """
 
     id: str
     body_digest: bytes
     answer: asyncio.Task[CallAnswered] | None = None
-    """Goes on when clients go away. None: delivered, and never asked for again (what was said is kept in ``memory``)."""
-    progress: Progress | None = field(default_factory=Progress)
+    """Goes on when clients leave. None: delivered, and never needed again (``previous_responses`` keeps the turn)."""
+    progress: AnswerProgress | None = field(default_factory=AnswerProgress)
     clients: list[asyncio.Transport] = field(default_factory=list)
-    """Those that wait for it now. Not their requests, which would keep the whole bodies."""
+    """Connections that wait for the answer now; their requests would keep the whole bodies."""
     num_joins: int = 0
     """How many marked retries joined it while its clients looked alive."""
-    was_said: bool = False
-    """It stands in the journal."""
+    is_published: bool = False
+    """CallRequested stands in the journal."""
     was_delivered: bool = False
     """The whole answer was handed to a connection that was still open."""
     is_abandoned: bool = False
@@ -49,30 +49,31 @@ class Call:
 
     @property
     def has_lost_client(self) -> bool:
-        """Nobody waits for it."""
+        """No connected client waits for it."""
         return all(client.is_closing() for client in self.clients)
 
     @property
     def is_answered(self) -> bool:
+        """Whether its task has ended, delivered answers included."""
         return self.answer is None or self.answer.done()
 
     def join(self, client: asyncio.Transport | None) -> None:
-        """One more waits for it. None: gone already."""
+        """Add a client that waits. None: it is gone already."""
         if client is not None:
             self.clients.append(client)
 
     def leave(self, client: asyncio.Transport | None) -> None:
-        """It was answered, or went away."""
+        """Remove a client: it was answered, or left."""
         if client in self.clients:
             self.clients.remove(client)
 
     def deliver(self) -> None:
-        """Its answer reached a client; others that wait hold what they need."""
+        """Its answer reached a client; responses to other clients keep their own references."""
         self.was_delivered = True
         self.answer = self.progress = None
 
     def give_up(self) -> None:
-        """Its session is over. Clients that wait are told so, but not those that do not even take what they were sent."""
+        """Its session is over: waiting clients get an error, and connections with unread bytes are aborted."""
         if self.answer is not None:
             self.answer.cancel()
         for client in self.clients:
@@ -80,26 +81,26 @@ class Call:
                 client.abort()
 
 
-# Content addresses: the same message has the same digest in every call of an episode.
-
-
 def digest(content: Any) -> str:
-    """SHA-256 (hex) of the canonical JSON: keys sorted, no spaces, UTF-8. Raises ValueError for text that is not Unicode."""
+    """Content address of a message or a list of tools: SHA-256 (hex) of its canonical JSON.
+
+    Keys are sorted, without spaces, in UTF-8. Raises ValueError for text that is not Unicode.
+    """
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 class Digests:
-    """``digest`` that works out each content once: a conversation brings all of its history again with every call.
+    """``digest`` computed once for each content: a conversation repeats its whole history with every call.
 
-    The same content is told by its msgpack, which is quicker to make and to hash than canonical JSON is.
+    Contents are compared by their msgpack, which is quicker to make and to hash than canonical JSON is.
     """
 
     def __init__(self) -> None:
         self._known: dict[bytes, str] = {}
 
     def of(self, content: Any) -> str:
-        """See ``digest``."""
+        """The digest of a content, see ``digest``."""
         key = hashlib.sha256(msgpack.packb(content)).digest()[:16]
         known = self._known.get(key)
         if known is None:
@@ -121,8 +122,8 @@ class Session:
     """Name shown by GET /v1/models. Agents may ask for any name: there is one model."""
     seen: set[str] = field(default_factory=set)
     """Digests that stand in the journal for this episode."""
-    calls: list[Call] = field(default_factory=list)
-    memory: Memory = field(default_factory=Memory)
+    calls: list[GatewayCall] = field(default_factory=list)
+    previous_responses: PreviousResponses = field(default_factory=PreviousResponses)
     digests: Digests = field(default_factory=Digests)
     time: OwnTime = field(default_factory=OwnTime)
     """Stands still while a call of its waits for an answer."""
@@ -130,10 +131,10 @@ class Session:
     sampled_tokens: int = 0
     """Of all answers so far."""
     pin: Pin | None = None
-    """The weights version that it keeps; None: its run's episodes keep none."""
+    """Its pinned weights version; None: episodes of its run pin none."""
 
     def close(self) -> tuple[str, ...]:
-        """No more calls; those still open are given up. Returns the calls whose answer never reached the agent."""
+        """End all open calls. Returns the ids of calls whose answer never reached the agent."""
         self.is_over = True
         undelivered = tuple(call.id for call in self.calls if not call.was_delivered)
         for call in self.calls:
@@ -142,11 +143,11 @@ class Session:
             self.pin.release()
         return undelivered
 
-    def call_to_join(self, body_digest: bytes, num_retries: int) -> Call | None:
-        """The call that a request repeats, so that it is not sampled a second time: the same body, whose answer reached nobody.
+    def call_to_join(self, body_digest: bytes, num_retries: int) -> GatewayCall | None:
+        """The call that a request repeats, to avoid sampling it twice: of the same body, and its answer was not delivered.
 
-        Its clients must be gone, or the repetition be marked as one (the other end of a connection can be gone without our
-        knowing). An equal body alone proves nothing: best-of-n and compaction loops send one on purpose. The oldest is first,
+        Its clients must be gone, or the repetition be marked as one (a client may be gone before its connection breaks).
+        An equal body alone proves nothing: best-of-n and compaction loops send one on purpose. The oldest is first,
         and while its clients look alive an n-th retry joins only a call that fewer than n joined: where several equal calls are
         repeated, each repetition has an answer of its own.
         """
@@ -167,7 +168,7 @@ class Sessions:
     def __init__(self) -> None:
         self._live: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
-        """Keys by episode, of the live and of the ended."""
+        """Keys by episode, of live and ended ones."""
         self._ended: dict[str, str] = {}
         """Episodes by key."""
 
@@ -192,7 +193,7 @@ class Sessions:
     def of(self, headers: Mapping[str, str], who: str | None = None) -> Session:
         """The session of a request. Raises ApiError 401, or 409 when its episode is over.
 
-        who: the ``who`` of a path ``/e/<who>/v1/...``. None: the Bearer or x-api-key says which session. An episode: the key
+        who: the ``who`` of a path ``/e/<who>/v1/...``. None: the Bearer or x-api-key names the session. An episode: the key
         must be that episode's. An episode's key, for clients that cannot set one: whatever key they send is ignored.
         """
         keys = keys_of(headers)
@@ -201,7 +202,7 @@ class Sessions:
                 keys = (who,)
             elif (own := self._keys.get(who)) is not None and own in keys:
                 keys = (own,)
-            else:  # who it was is not repeated: it may be a key but for a letter
+            else:  # not repeated in the message: it may be a mistyped key
                 raise ApiError(401, "unknown episode, or not its API key, for paths below /e/", code="invalid_api_key")
         for key in keys:
             if (session := self._live.get(key)) is not None:

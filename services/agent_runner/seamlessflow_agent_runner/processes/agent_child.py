@@ -1,9 +1,8 @@
-"""What runs inside an agent's process: either another program by exec, or an entrypoint function.
+"""The entrypoint function inside an agent's process.
 
-``python -m seamlessflow_agent_runner.processes.agent_child module:function`` runs an entrypoint in this very, brand-new
-interpreter; the
-zygote calls ``run_entrypoint`` in a forked one. Either way file descriptor 3 takes one JSON object for the runner:
-``{"answer": text | null}``, or ``{"not_started": reason}``.
+``python -m seamlessflow_agent_runner.processes.agent_child module:function`` runs an entrypoint in this new
+interpreter; a forkserver calls ``run_entrypoint`` in a forked one. Either way the runner reads one JSON object from file
+descriptor 3: ``{"answer": text | null}``, or ``{"not_started": reason}``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def load_entrypoint(name: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def run_entrypoint(function: Callable[[dict[str, Any]], Any]) -> int:
-    """Call it with the task and hand its answer over; returns the exit code. A coroutine function is awaited."""
+    """Call the function with the task and report its answer; returns the exit code. A coroutine function is awaited."""
     try:
         with open(os.environ[TASK_VARIABLE], encoding="utf-8") as file:  # noqa: PTH123  pathlib costs an import here
             task = json.load(file)
@@ -77,6 +76,7 @@ def report(result: dict[str, Any]) -> None:
 
 
 def main(name: str) -> int:
+    """Import and run one entrypoint; returns the exit code."""
     os.set_inheritable(RESULT_FD, False)
     try:
         function = load_entrypoint(name)

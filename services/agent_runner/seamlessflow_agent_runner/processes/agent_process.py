@@ -13,7 +13,7 @@ from typing import Any
 
 from seamlessflow_agent_runner.episodes.deadline import OwnTime, UsedUp, until
 
-from .forkserver_client import Launch, NotStarted, Started, Zygote, ZygoteLost
+from .forkserver_client import ForkserverClient, ForkserverLost, Launch, NotStarted, Started
 from .memory_limit import MemoryWatch
 
 CHUNK_BYTES = 1 << 16
@@ -21,36 +21,40 @@ STDERR_TAIL_BYTES = 4096
 
 
 class Cause(StrEnum):
-    """Why an agent process ended."""
+    """Reason for the end of an agent process."""
 
     EXIT = "exit"
-    """By itself; see the exit code."""
+    """It exited by itself; see the exit code."""
     DEADLINE = "deadline"
     """Its own time was used up."""
     OVERALL = "overall"
     """All time was used up, waiting for answers included."""
     MEMORY = "memory"
+    """It used more memory than allowed."""
     OUTPUT = "output"
+    """It printed more than allowed."""
     STOPPED = "stopped"
-    """The runner was told to stop it."""
+    """The runner stopped it."""
     LOST = "lost"
     """The process it was forked from died."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AgentLimits:
+    """Limits of one agent process."""
+
     deadline_seconds: float
-    """Of the agent's own time, see ``own_time``."""
+    """Limit of the agent's own time, see ``deadline``."""
     overall_seconds: float
-    """Of all time, waiting for answers included."""
+    """Limit of total time, waiting for answers included."""
     memory_bytes: int
     output_bytes: int
     kill_grace_seconds: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How it ended. ``exit_code`` is negative for a signal and None when nobody could tell."""
+class ProcessEnd:
+    """The end of an agent process. ``exit_code``: negative for a signal; None: unknown, as its forkserver died."""
 
     cause: Cause
     exit_code: int | None
@@ -61,7 +65,7 @@ class Ending:
 
 
 class Pipe:
-    """Takes what a child writes, never more than allowed: beyond the limit it reads no further and says so."""
+    """A pipe that a child writes to. ``keep_tail``: keep only so many of the last bytes; None: keep all."""
 
     def __init__(self, keep_tail: int | None = None) -> None:
         self.reader, self.writer = os.pipe()
@@ -71,7 +75,7 @@ class Pipe:
         self._is_open = True
 
     def take(self) -> int | None:
-        """Read what is there; how many bytes, 0 for nothing now, None at the end."""
+        """Read the available bytes: their number, 0 for none now, None at end of file."""
         try:
             chunk = os.read(self.reader, CHUNK_BYTES)
         except BlockingIOError:
@@ -82,11 +86,13 @@ class Pipe:
         return len(chunk) or None
 
     def close_writer(self) -> None:
+        """Close this process's copy of the writing end. Idempotent."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
 
     def close(self) -> None:
+        """Close both ends. Idempotent."""
         self.close_writer()
         if self._is_open:
             self._is_open = False
@@ -94,9 +100,9 @@ class Pipe:
 
 
 class AgentProcess:
-    """Runs one launch to its end. ``stop`` ends it early from outside. ``time``: stands still while it waits for answers."""
+    """Runs one launch to its end; every way out leaves no process. ``time``: the agent's own time."""
 
-    def __init__(self, limits: Limits, memory: MemoryWatch, time: OwnTime) -> None:
+    def __init__(self, limits: AgentLimits, memory: MemoryWatch, time: OwnTime) -> None:
         self._limits, self._memory, self._time = limits, memory, time
         self._loop = asyncio.get_running_loop()
         self._breach: asyncio.Future[Cause] = self._loop.create_future()
@@ -108,12 +114,12 @@ class AgentProcess:
         if not self._breach.done():
             self._breach.set_result(cause)
 
-    async def run(self, zygote: Zygote, launch: Launch) -> Ending:
+    async def run(self, forkserver: ForkserverClient, launch: Launch) -> ProcessEnd:
         """Start it and wait for its end. Raises NotStarted."""
         began = time.monotonic()
         try:
             stdout, stderr, result = self._pipes
-            started = await zygote.launch(launch, (stdout.writer, stderr.writer, result.writer))
+            started = await forkserver.launch(launch, (stdout.writer, stderr.writer, result.writer))
             try:
                 for pipe in self._pipes:
                     pipe.close_writer()
@@ -126,8 +132,8 @@ class AgentProcess:
                 for pipe in self._pipes:
                     self._loop.remove_reader(pipe.reader)
             cause = self._drain(cause)
-            said = _parsed(bytes(result.content))
-            return Ending(cause, code, bytes(stdout.content), bytes(stderr.content), said, time.monotonic() - began)
+            report = _parsed(bytes(result.content))
+            return ProcessEnd(cause, code, bytes(stdout.content), bytes(stderr.content), report, time.monotonic() - began)
         finally:
             for pipe in self._pipes:
                 pipe.close()
@@ -166,7 +172,7 @@ class AgentProcess:
             self.stop(Cause.OUTPUT)
 
     def _drain(self, cause: Cause) -> Cause:
-        """What was still in the pipes. Not to the end of file: a process that got away may hold them open."""
+        """Read the rest of the pipes; not to end of file, as an escaped process may hold them open."""
         for pipe in self._pipes:
             while cause is Cause.EXIT and (taken := pipe.take()):
                 self._num_bytes += taken
@@ -176,7 +182,7 @@ class AgentProcess:
 
 
 def _exit_of(started: Started) -> tuple[Cause, int | None]:
-    if isinstance(started.exited.exception(), ZygoteLost):
+    if isinstance(started.exited.exception(), ForkserverLost):
         return Cause.LOST, None
     return Cause.EXIT, started.exited.result()
 
@@ -189,4 +195,4 @@ def _parsed(result: bytes) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-__all__ = ["AgentProcess", "Cause", "Ending", "Limits", "NotStarted"]
+__all__ = ["AgentLimits", "AgentProcess", "Cause", "NotStarted", "ProcessEnd"]

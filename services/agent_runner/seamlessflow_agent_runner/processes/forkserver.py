@@ -1,16 +1,16 @@
-"""The interpreter that agents are forked from: clean, single-threaded, with the entrypoint's module imported once.
+"""The forkserver: a clean, single-threaded interpreter that agents are forked from, with the entrypoint's module imported.
 
-``python -m seamlessflow_agent_runner.processes.forkserver FD PARENT [module:function]``. FD is a SOCK_SEQPACKET socket to
-the runner, one
-JSON object a packet (docs/adr/0003-forked-agents.md):
+``python -m seamlessflow_agent_runner.processes.forkserver FD PARENT [module:function]``. FD is a
+SOCK_SEQPACKET socket to the runner, one JSON object a packet (docs/adr/0003-forked-agents.md):
 
     runner ─▶ {"start": id, "argv": [..] | null, "keep_result": bool, "cwd", "env", "memory_bytes"} + fds stdout, stderr, result
     runner ─▶ {"signal": number, "id": id}                      to the whole process group
-    zygote ─▶ {"ready": num_threads} | {"failed": reason}       once
-    zygote ─▶ {"started": id, "pid": n}   {"refused": id, "reason"}   {"exited": id, "code": n}   code < 0: killed by signal -n
+    forkserver ─▶ {"ready": num_threads} | {"failed": reason}   once
+    forkserver ─▶ {"started": id, "pid": n}   {"refused": id, "reason"}
+    forkserver ─▶ {"exited": id, "code": n}                     code < 0: killed by signal -n
 
-Always true: a child leads a session of its own, dies when the zygote dies, and has nothing of the zygote's but memory.
-When the runner goes away (end of file), every descendant is killed before the zygote exits; orphans are adopted for that.
+Always true: a child leads a session of its own, dies with the forkserver, and shares only memory with it. When the runner
+goes away (end of file), every descendant is killed before the forkserver exits; it adopts orphans for that.
 """
 
 from __future__ import annotations
@@ -32,12 +32,6 @@ from seamlessflow.local import child_processes
 from . import process_tree
 from .agent_child import RESULT_FD, TASK_VARIABLE, NotStartable, load_entrypoint, report, run_entrypoint
 
-# What clients do when they are first used, done once in the zygote instead of in every agent.
-#
-# The openai package imports its transport, its resources and its response models at the first call: about 25 ms of CPU for
-# each forked agent. Two calls that never leave this process pay that before the first fork.
-
-
 _ANSWER: dict[str, Any] = {
     "id": "warm",
     "object": "chat.completion",
@@ -49,7 +43,11 @@ _ANSWER: dict[str, Any] = {
 
 
 def warm_clients() -> None:
-    """Warm what the agent's module imported. Another version of a client that does not fit is simply left cold."""
+    """Do a client's first-use imports once here instead of in every agent. A client of an unknown version is left cold.
+
+    At its first call the openai package imports its transport, its resources and its response models: about 25 ms of CPU for
+    each forked agent. Two calls that never leave this process pay that before the first fork.
+    """
     if "openai" in sys.modules:
         with suppress(Exception):
             _warm_openai()
@@ -59,9 +57,9 @@ def _warm_openai() -> None:
     openai: Any = sys.modules["openai"]
     http: Any = sys.modules[openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]]
     answering = http.MockTransport(lambda request: http.Response(200, json=_ANSWER))
-    with socket.socket() as unheard:
-        unheard.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused at once
-        refusing = f"http://127.0.0.1:{unheard.getsockname()[1]}/v1"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused at once
+        refusing = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
         for http_client in (openai.DefaultHttpxClient(), openai.DefaultHttpxClient(transport=answering)):
             client = openai.OpenAI(base_url=refusing, api_key="none", max_retries=0, http_client=http_client)
             with client, suppress(openai.APIConnectionError):
@@ -74,11 +72,11 @@ IMPORTED_ONCE = (
     "or set fresh = true for this agent."
 )
 LOOK_MILLISECONDS = 1000
-"""How often adopted orphans of ended episodes are looked for."""
+"""Interval between two searches for adopted orphans of ended episodes."""
 
 
-class Zygote:
-    """Forks, reaps, signals; one thing at a time."""
+class Forkserver:
+    """Forks, signals and reaps agents on the runner's requests."""
 
     def __init__(self, link: socket.socket, function: Callable[[dict[str, Any]], Any] | None) -> None:
         self._link, self._function = link, function
@@ -90,7 +88,7 @@ class Zygote:
         self._pidfds: dict[int, int] = {}
 
     def run(self) -> None:
-        """Serve until the runner goes away, then leave nobody behind."""
+        """Serve until the runner goes away, then end all agents."""
         while True:
             for descriptor, _ in self._poll.poll(LOOK_MILLISECONDS):
                 if descriptor == self._link.fileno() and not self._serve():
@@ -189,11 +187,11 @@ class Zygote:
                 process_tree.end_process(pid)
             os.waitpid(-1, 0)  # its own children are now ours: look again
 
-    def _send(self, said: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._link.send(json.dumps(said).encode())
+            self._link.send(json.dumps(message).encode())
         except OSError:
-            return  # the runner is gone; the next receive says so
+            return  # the runner is gone; the next receive fails
 
 
 def _take_over(fds: list[int]) -> None:
@@ -216,8 +214,9 @@ def _exec(argv: list[str], *, keep_result: bool) -> None:
 
 
 def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
+    """Import the entrypoint, report readiness or failure, and serve. None: a bare interpreter."""
     child_processes.hide_secrets()  # agents cannot trace or read what they were forked from
-    child_processes.die_with_parent(parent)  # while importing; afterwards the end of file tells us, and we tidy up first
+    child_processes.die_with_parent(parent)  # while importing; afterwards the end of file tells, and agents are ended first
     link = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     try:
@@ -232,7 +231,7 @@ def main(descriptor: int, parent: int, entrypoint: str | None) -> None:
     gc.collect()
     gc.freeze()  # what is imported now stays shared with every fork
     link.send(json.dumps({"ready": num_threads}).encode())
-    Zygote(link, function).run()
+    Forkserver(link, function).run()
 
 
 if __name__ == "__main__":

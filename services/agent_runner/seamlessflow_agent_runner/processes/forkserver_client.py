@@ -1,7 +1,7 @@
-"""One zygote seen from the runner: starting it, asking it for agents, noticing that it died.
+"""The runner's side of the forkservers: starts them, requests agents from them, and notices their deaths.
 
-Its other end, and what is said between the two, is ``zygote``. When it dies, its agents have died with it: whoever waits
-for one of them is told.
+The other end and the protocol are in ``forkserver``. When a forkserver dies, its agents die with it: their ``exited`` raises
+ForkserverLost.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ import structlog
 from .forkserver import PACKET_BYTES
 from .process_tree import end_group
 
-# What to start and in which zygote, and the two ways in which that fails.
-
 
 class NotStarted(Exception):
     """No agent could be started; the message says why, for people."""
 
 
-class ZygoteLost(Exception):
+class ForkserverLost(Exception):
     """The process that agents are forked from died, and they with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start. ``argv`` None: the zygote's own entrypoint."""
+    """One agent to start. ``argv`` None: the forkserver's own entrypoint."""
 
     name: str
     argv: tuple[str, ...] | None
@@ -43,7 +41,7 @@ class Launch:
     memory_bytes: int
 
     def packet(self) -> bytes:
-        """The zygote's order to start it."""
+        """The request to start it, as JSON."""
         return json.dumps(
             {
                 "start": self.name, "argv": self.argv, "keep_result": self.keep_result, "cwd": self.cwd,
@@ -53,8 +51,8 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Which zygote: what it imports, and the environment it imports it in."""
+class ForkserverKind:
+    """The identity of a forkserver: its entrypoint, and the environment it is imported in. None: a bare interpreter."""
 
     entrypoint: str | None
     environment: tuple[tuple[str, str], ...] = field(default=())
@@ -69,22 +67,22 @@ READY_SECONDS = 120.0
 
 @dataclass(eq=False, slots=True)
 class Started:
-    """A running agent. ``exited`` resolves to its exit code, or raises ZygoteLost."""
+    """A running agent. ``exited`` resolves to its exit code, or raises ForkserverLost."""
 
     name: str
     pid: int
     exited: asyncio.Future[int]
-    zygote: Zygote
+    forkserver: ForkserverClient
 
     def signal(self, number: int = signal.SIGKILL) -> None:
         """To the whole process group."""
-        self.zygote.signal(self.name, number)
+        self.forkserver.signal(self.name, number)
 
 
-class Zygote:
-    """One zygote process, seen from the runner."""
+class ForkserverClient:
+    """One forkserver's process as the runner sees it."""
 
-    def __init__(self, kind: Kind, link: socket.socket, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, kind: ForkserverKind, link: socket.socket, process: asyncio.subprocess.Process) -> None:
         self._kind, self._link, self._process = kind, link, process
         self.num_threads = 0
         self.is_alive = True
@@ -95,8 +93,8 @@ class Zygote:
         self._loop.add_reader(link.fileno(), self._on_readable)
 
     @classmethod
-    async def start(cls, kind: Kind) -> Zygote:
-        """A zygote that is ready to fork. Raises NotStarted when its entrypoint cannot be imported."""
+    async def start(cls, kind: ForkserverKind) -> ForkserverClient:
+        """A forkserver that is ready to fork. Raises NotStarted when its entrypoint cannot be imported."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
@@ -107,17 +105,17 @@ class Zygote:
             env=dict(kind.environment), pass_fds=(theirs.fileno(),), start_new_session=True,
         )  # fmt: skip
         theirs.close()
-        zygote = cls(kind, ours, process)
+        forkserver = cls(kind, ours, process)
         try:
             async with asyncio.timeout(READY_SECONDS):
-                zygote.num_threads = await zygote._ready
+                forkserver.num_threads = await forkserver._ready
         except BaseException as wrong:
-            await zygote.close()
+            await forkserver.close()
             if isinstance(wrong, TimeoutError):
                 raise NotStarted(f"importing {kind.entrypoint} took longer than {READY_SECONDS:.0f} s") from wrong
             raise
-        log.info("zygote.ready", entrypoint=kind.entrypoint, pid=process.pid, num_threads=zygote.num_threads)
-        return zygote
+        log.info("zygote.ready", entrypoint=kind.entrypoint, pid=process.pid, num_threads=forkserver.num_threads)
+        return forkserver
 
     async def launch(self, launch: Launch, fds: tuple[int, int, int]) -> Started:
         """Start an agent on three open descriptors (stdout, stderr, result), which stay ours. Raises NotStarted."""
@@ -146,6 +144,7 @@ class Zygote:
         raise NotStarted("the process agents are forked from has just died")
 
     def signal(self, name: str, number: int) -> None:
+        """Send a signal to an agent's process group; none when it has exited."""
         started = self._running.get(name)
         if started is None:
             return
@@ -162,12 +161,12 @@ class Zygote:
         except OSError:
             packet = b""
         if packet:
-            self._on_said(json.loads(packet))
+            self._on_message(json.loads(packet))
         else:
             self._on_gone()
 
-    def _on_said(self, said: dict[str, str | int]) -> None:
-        match said:
+    def _on_message(self, message: dict[str, str | int]) -> None:
+        match message:
             case {"ready": int(num_threads)}:
                 _resolve(self._ready, num_threads)
             case {"failed": str(reason)}:
@@ -185,7 +184,7 @@ class Zygote:
         if started.name in self._starting:
             _resolve(self._starting[started.name], started)
         else:
-            started.signal()  # whoever asked was cancelled meanwhile
+            started.signal()  # its launch was cancelled meanwhile
 
     def _on_gone(self) -> None:
         if not self.is_alive:
@@ -197,12 +196,12 @@ class Zygote:
         for pending in self._starting.values():
             _fail(pending, NotStarted("the process agents are forked from died"))
         for started in self._running.values():
-            end_group(started.pid)  # the agent died with the zygote; what it had started did not
-            _fail(started.exited, ZygoteLost("the process agents are forked from died"))
+            end_group(started.pid)  # the agent died with the forkserver; its own children did not
+            _fail(started.exited, ForkserverLost("the process agents are forked from died"))
         self._running.clear()
 
     async def close(self) -> None:
-        """End it and all its agents."""
+        """End the forkserver and all its agents."""
         self._on_gone()
         try:
             async with asyncio.timeout(5):
@@ -220,34 +219,31 @@ def _resolve(future: asyncio.Future[T], value: T) -> None:
 def _fail(future: asyncio.Future[T], wrong: Exception) -> None:
     if not future.done():
         future.set_exception(wrong)
-        future.exception()  # nobody may be waiting any more; that is no accident
+        future.exception()  # marks it as retrieved: its waiter may have been cancelled
 
 
-# All zygotes of a runner: one per entrypoint and environment, started when first asked for.
-#
-# One bare zygote serves commands and entrypoints that want, or need, a new interpreter. Whatever died is started again
-# when it is next asked for.
+class ForkserverPool:
+    """All forkservers of a runner: one per entrypoint and environment, started, or started again, on demand.
 
-
-class Nursery:
-    """All zygotes of a runner."""
+    One bare forkserver serves commands, and entrypoints that want or need a new interpreter.
+    """
 
     def __init__(self) -> None:
-        self._zygotes: dict[Kind, Zygote] = {}
-        self._locks: dict[Kind, asyncio.Lock] = {}
+        self._forkservers: dict[ForkserverKind, ForkserverClient] = {}
+        self._locks: dict[ForkserverKind, asyncio.Lock] = {}
 
-    async def zygote(self, kind: Kind) -> Zygote:
-        """A live zygote of a kind, started when there is none. Raises NotStarted."""
+    async def forkserver(self, kind: ForkserverKind) -> ForkserverClient:
+        """A live forkserver of a kind. Raises NotStarted."""
         async with self._locks.setdefault(kind, asyncio.Lock()):
-            zygote = self._zygotes.get(kind)
-            if zygote is None or not zygote.is_alive:
-                if zygote is not None:
+            forkserver = self._forkservers.get(kind)
+            if forkserver is None or not forkserver.is_alive:
+                if forkserver is not None:
                     log.warning("zygote.restarted", entrypoint=kind.entrypoint)
-                    await zygote.close()
-                zygote = self._zygotes[kind] = await Zygote.start(kind)
-            return zygote
+                    await forkserver.close()
+                forkserver = self._forkservers[kind] = await ForkserverClient.start(kind)
+            return forkserver
 
     async def close(self) -> None:
-        """End all zygotes and their agents."""
-        zygotes, self._zygotes = list(self._zygotes.values()), {}
-        await asyncio.gather(*(zygote.close() for zygote in zygotes))
+        """End all forkservers and their agents."""
+        forkservers, self._forkservers = list(self._forkservers.values()), {}
+        await asyncio.gather(*(forkserver.close() for forkserver in forkservers))

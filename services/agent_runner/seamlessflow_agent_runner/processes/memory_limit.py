@@ -1,4 +1,4 @@
-"""How much memory each agent's session uses, looked up for all of them in one pass over /proc."""
+"""Memory limits of agents: the memory of all their sessions is read in one pass over /proc."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def own_bytes(statm: str) -> int:
 
 
 def memory_by_session(sessions: set[int]) -> dict[int, int]:
-    """Bytes of each session, summed over its processes. Pages still shared with the zygote count as the agent's.
+    """Bytes of each session, summed over its processes. Pages still shared with the forkserver count as the agent's.
 
-    One system call for a process of somebody else: a machine has hundreds, and this runs for as long as agents do.
+    A process of no agent costs one system call: a machine has hundreds, and this runs as long as agents do.
     """
     used = dict.fromkeys(sessions, 0)
     for entry in os.scandir(_PROC):
@@ -50,13 +50,15 @@ class MemoryWatch:
         self._limits: dict[int, tuple[int, Callable[[int], None]]] = {}
 
     def watch(self, session: int, limit_bytes: int, on_exceeded: Callable[[int], None]) -> None:
+        """Watch a session. ``on_exceeded``: called with its bytes, at each look above the limit."""
         self._limits[session] = (limit_bytes, on_exceeded)
 
     def forget(self, session: int) -> None:
+        """Stop watching a session. Idempotent."""
         self._limits.pop(session, None)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look every LOOK_SECONDS until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self._limits:

@@ -1,6 +1,6 @@
-"""What keeps an agent in its place: sessions, adopted orphans, limits. Linux, standard library only.
+"""The process tree of agents: sessions, adopted orphans, signals, limits. Linux, standard library only.
 
-Imported by the small programs agents are forked from, so it must stay cheap and free of threads.
+Forkservers import it, so it must stay cheap and free of threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def direct_children() -> list[int]:
 
 
 def environment_entry(pid: int, name: str) -> bytes | None:
-    """``NAME=value`` as a process was started with, or None. A forked agent still shows its zygote's, which has none."""
+    """``NAME=value`` as a process was started with, or None. A forked agent still shows its forkserver's."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -51,7 +51,7 @@ def environment_entry(pid: int, name: str) -> bytes | None:
 
 
 def end_group(pgid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a whole process group; nobody there is fine."""
+    """Signal a whole process group, if it exists."""
     try:
         os.killpg(pgid, number)
     except (ProcessLookupError, PermissionError):
@@ -59,7 +59,7 @@ def end_group(pgid: int, number: int = signal.SIGKILL) -> None:
 
 
 def end_process(pid: int) -> None:
-    """Kill one process; nobody there is fine."""
+    """Kill one process, if it exists."""
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

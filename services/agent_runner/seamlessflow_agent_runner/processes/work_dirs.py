@@ -1,7 +1,7 @@
-"""Where agents live: one folder for each agent-runner, named by its instance and locked by it.
+"""Working folders of agents: one folder for each agent-runner, named by its instance and locked by it.
 
-The lock is an operating-system lock on the folder itself: it is gone with its holder, kill -9 included, and it is seen by
-every process that shares the file system, whatever its process ids mean (each container has a process 1).
+The lock is an operating-system lock on the folder itself: it ends with its holder, kill -9 included, and every process that
+shares the file system sees it, whatever its process ids mean (each container has a process 1).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from seamlessflow.errors import ConfigError
 
 PREFIX = "agents-"
 TAKE_SECONDS = 5.0
-"""How long a folder that somebody holds is tried for: a starting neighbour may be sweeping it."""
+"""How long a locked folder is retried: a starting neighbour may be sweeping it."""
 
 
-class AgentsFolder:
-    """An empty folder of this process's own from ``take`` to ``remove``. Blocking calls."""
+class WorkDirs:
+    """The folder below which agents of this process have theirs, from ``take`` to ``remove``. Blocking calls."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self._lock = path, lock
 
     @classmethod
-    def take(cls, work_dir: Path, instance: str) -> AgentsFolder:
-        """Make ours, and remove those whose owners are gone. Raises ConfigError."""
+    def take(cls, work_dir: Path, instance: str) -> WorkDirs:
+        """Make this instance's folder, empty, and remove those whose owners are gone. Raises ConfigError."""
         path = work_dir.resolve() / f"{PREFIX}{re.sub(r'[^A-Za-z0-9_.-]', '-', instance)}"
         deadline = time.monotonic() + TAKE_SECONDS
         try:
@@ -51,13 +51,13 @@ class AgentsFolder:
         return cls(path, lock)
 
     def remove(self) -> None:
-        """With all that is in it."""
+        """Remove the folder with its content, and the lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _make_and_lock(path: Path) -> int | None:
-    """The lock of an existing folder of this name, or None while somebody else holds it or has just removed it."""
+    """The lock of an existing folder of this name, or None while another process holds it or has just removed it."""
     path.mkdir(parents=True, exist_ok=True)
     lock = _try_to_lock(path)
     if lock is not None and not _is_same(lock, path):
@@ -95,7 +95,7 @@ def _empty(path: Path) -> None:
 
 
 def _remove_if_left(path: Path) -> None:
-    """Remove a folder whose owner is gone; what cannot be removed is left to somebody who can."""
+    """Remove a folder whose owner is gone; without the permission it is left alone."""
     try:
         lock = _try_to_lock(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Anthropic messages as a dialect. Pure."""
+"""Anthropic's messages API as a dialect: bodies, blocks and events of answers. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from typing_extensions import override
+
 from seamlessflow.contracts import CallAnswered
 from seamlessflow_agent_runner.gateway.api_errors import ApiError
 
 from .anthropic_request import RAW_ARGUMENTS, SIGNATURE, parse_messages
-from .base import Asked, Frame, event
+from .base import ApiDialect, Frame, ParsedRequest, Stream, event
 from .request_fields import calls_of, json_object
-
-# Anthropic messages: the body of an answer and its blocks. Pure.
-
 
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
@@ -28,8 +27,8 @@ def whole_message(frame: Frame, answer: CallAnswered) -> dict[str, Any]:
 def input_of(arguments: str) -> dict[str, Any]:
     """Tool arguments as the object that ``input`` must be; its way back is the same arguments.
 
-    What is no JSON object, or could not come back in a request, is given whole under RAW_ARGUMENTS: the agent's tool refuses
-    it, and the model reads why. So is an object that looks like that by itself.
+    Text that is no JSON object, or could not come back in a request, is the value of RAW_ARGUMENTS: the agent's tool refuses
+    it, and the model reads the reason. So is an object whose only key is RAW_ARGUMENTS itself.
     """
     raw = {RAW_ARGUMENTS: arguments}
     try:
@@ -40,7 +39,7 @@ def input_of(arguments: str) -> dict[str, Any]:
 
 
 def blocks_of(frame: Frame, answer: CallAnswered) -> Iterator[dict[str, Any]]:
-    """Thoughts, text, tools; a text even if it is empty where nothing was called, as clients read ``content[0].text``."""
+    """Thoughts, text, tools. Without tools there is a text, even an empty one, as clients read ``content[0].text``."""
     thoughts, text = answer.message.get("reasoning_content"), answer.message.get("content") or ""
     calls = calls_of(frame.asked, answer)
     if thoughts and frame.asked.extra["shows_thinking"]:
@@ -71,7 +70,7 @@ def envelope(frame: Frame) -> dict[str, Any]:
 
 
 def stop_of(answer: CallAnswered) -> dict[str, Any]:
-    """Why it ended."""
+    """The reason of the end."""
     if answer.stop_sequence is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop_sequence}
     return {"stop_reason": _STOP_REASONS.get(answer.finish_reason, "end_turn"), "stop_sequence": None}
@@ -85,13 +84,12 @@ def usage(answer: CallAnswered | None) -> dict[str, int]:
     return {"input_tokens": counts.prompt_tokens, "output_tokens": counts.completion_tokens}
 
 
-# Anthropic messages: the events of a streamed answer. Pure.
-#
+# The events of a streamed answer:
 # message_start ─▶ a block: start, deltas, stop ─▶ ... (thoughts, text, tools) ─▶ message_delta ─▶ message_stop
 
 
-class MessageStream:
-    """See ``dialect.Stream``."""
+class MessageStream(Stream):
+    """A streamed message, see ``base.Stream``."""
 
     def __init__(self, frame: Frame, error_body: Callable[[ApiError], dict[str, Any]]) -> None:
         self._frame, self._error_body = frame, error_body
@@ -100,29 +98,34 @@ class MessageStream:
         self._open: str | None = None
         """Type of the block that is not stopped yet."""
 
+    @override
     def opening(self) -> bytes:
         return _event({"type": "message_start", "message": {**envelope(self._frame), "usage": usage(None)}})
 
+    @override
     def idle(self) -> bytes:
         # Claude Code gives a stream up after five minutes of pings; text that adds nothing counts.
         if self._open not in ("thinking", "text"):
             return _event({"type": "ping"})
         return self._delta({"type": f"{self._open}_delta", self._open: ""})
 
+    @override
     def more(self, reasoning: str, content: str) -> bytes:
         shown = reasoning if self._frame.asked.extra["shows_thinking"] else ""
         thought = self._deltas("thinking", "thinking", "thinking_delta", shown) if shown else b""
-        said = self._deltas("text", "text", "text_delta", content) if content else b""
-        return thought + said or self.idle()
+        events = self._deltas("text", "text", "text_delta", content) if content else b""
+        return thought + events or self.idle()
 
+    @override
     def ending(self, answer: CallAnswered) -> bytes:
         tools = [block for block in blocks_of(self._frame, answer) if block["type"] == "tool_use"]
         is_silent = not tools and self._open != "text"
         text = self._deltas("text", "text", "text_delta", "") if is_silent else b""
-        said = text + self._stop() + b"".join(self._tool(block) for block in tools)
+        events = text + self._stop() + b"".join(self._tool(block) for block in tools)
         ended = _event({"type": "message_delta", "delta": stop_of(answer), "usage": usage(answer)})
-        return said + ended + _event({"type": "message_stop"})
+        return events + ended + _event({"type": "message_stop"})
 
+    @override
     def failing(self, error: ApiError) -> bytes:
         return _event(self._error_body(error))
 
@@ -156,7 +159,7 @@ class MessageStream:
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    """Its clients go by the event's name."""
+    """A named event: clients read the name."""
     return event(content, content["type"])
 
 
@@ -169,27 +172,31 @@ _ERROR_TYPES = {
 }
 
 
-class Messages:
-    """See ``dialect.Dialect``."""
+class AnthropicMessages(ApiDialect):
+    """Anthropic's messages, see ``base.ApiDialect``."""
 
     path = "/v1/messages"
 
-    def parse(self, raw: bytes) -> Asked:
+    @override
+    def parse(self, raw: bytes) -> ParsedRequest:
         return parse_messages(raw)
 
+    @override
     def whole(self, frame: Frame, answer: CallAnswered) -> dict[str, Any]:
         return whole_message(frame, answer)
 
+    @override
     def stream(self, frame: Frame) -> MessageStream:
         return MessageStream(frame, self.error_body)
 
+    @override
     def error_body(self, error: ApiError) -> dict[str, Any]:
         kind = "api_error" if error.status >= 500 else _ERROR_TYPES.get(error.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": _words(error)}}
+        return {"type": "error", "error": {"type": kind, "message": _error_text(error)}}
 
 
-def _words(error: ApiError) -> str:
-    """Over-long prompts in the words that make Anthropic's agents compact."""
+def _error_text(error: ApiError) -> str:
+    """The message; for an over-long prompt the one that makes Anthropic's agents compact."""
     if error.code != "context_length_exceeded":
         return error.message
     if error.most_tokens is None or error.got_tokens is None:

@@ -1,9 +1,8 @@
-"""Anthropic messages: what a request body means, and which bodies are refused. Pure; blocks are in ``messages_blocks``,
-tools in ``messages_tools``, answers in ``messages_answers``.
+"""Requests of Anthropic's messages API, parsed into the chat completions form. Pure.
 
-Accepted and without effect, because the run decides how tokens are drawn: temperature, top_p, top_k, metadata, thinking,
-context_management, service_tier, betas, cache_control, and fields we do not know. A tool_choice that demands a call is a
-wish (``offers``). Refused with 400: what an agent would miss if it were ignored (see ``_REFUSED``).
+Accepted and without effect, because the run sets the sampling parameters: temperature, top_p, top_k, metadata, thinking,
+context_management, service_tier, betas, cache_control, and unknown fields. A tool_choice that demands a call is taken as
+``auto`` (``request_fields``). Refused with 400: fields that an agent would miss if they were ignored (see ``_REFUSED``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 from seamlessflow.tokenization.volatile_lines import without_noisy_lines
 from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request, unsupported
 
-from .base import Asked
+from .base import ParsedRequest
 from .request_fields import (
     CONSTRAINED,
     HOSTED,
@@ -32,12 +31,11 @@ from .request_fields import (
     whole_number,
 )
 
-# Anthropic messages: from blocks to messages in the chat completions form. Pure.
+# Blocks to messages in the chat completions form.
 #
-# The same conversation comes out the same however a client cuts it: neighbours of one role are one message, as Anthropic's
-# API combines them. A user's texts are joined with a blank line, an assistant's with nothing in between: they were one text
-# when we gave them. Claude Code's first system line may differ with each request and tells the model nothing: it is dropped.
-
+# A conversation gives the same messages however a client cuts it: neighbours of one role are one message, as Anthropic's API
+# combines them. A user's texts are joined with a blank line, an assistant's without: they were one text in our answer.
+# Claude Code's first system line may differ with each request and has no meaning for the model: it is dropped.
 
 BLANK_LINE = "\n\n"
 SIGNATURE = "seamlessflow-"
@@ -84,7 +82,7 @@ def _parts(message: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _part(role: str, block: dict[str, Any], place: str) -> dict[str, Any]:
-    """What a block gives to the message of its role, or a message of another role."""
+    """Fields that a block adds to the message of its role, or a message of another role."""
     match role, block.get("type"):
         case _, "text":
             return {"content": _field(block, place, "text")}
@@ -109,9 +107,9 @@ def _joined(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     turns = [part["turn"] for part in parts if "turn" in part]
-    # Thoughts alone point at nothing: what they led to was taken out.
-    is_said = any("reasoning_content" not in part for part in parts)
-    return {**message, "turn": turns[0]} if turns and is_said else message
+    # Thoughts alone point at no call: the rest of their turn was taken out.
+    has_content = any("reasoning_content" not in part for part in parts)
+    return {**message, "turn": turns[0]} if turns and has_content else message
 
 
 def _tool_result(block: dict[str, Any], place: str) -> dict[str, Any]:
@@ -172,13 +170,13 @@ def _unknown(block: dict[str, Any], place: str, supported: str) -> ApiError:
     return unsupported(f"{place} has type {shown(block.get('type'))}: {what}", place)
 
 
-# Anthropic messages: the offer of tools in the chat completions form. Pure.
+# Tools to the chat completions form.
 #
-# Some tools of Anthropic's own come without a schema, as its models know them by heart; their types end in a date.
+# Some tools of Anthropic's own come without a schema, as its models are trained on them; their types end in a date.
 #
-# bash, text editor, memory   the agent runs them and relies on them: offered by the name it gave, their parameters in our words
+# bash, text editor, memory   the agent runs them and relies on them: offered by its name for them, with a schema of ours
 # computer                    the agent runs it, and answers with pictures: refused, as no model here could see them
-# all others                  Anthropic's servers would run them, such as a web search: left out of the offer, said in a note
+# all others                  Anthropic's servers would run them, such as a web search: left out of the offer, with a note
 
 
 OWN_TOOLS = "only tools that the agent itself describes and runs are supported"
@@ -275,14 +273,14 @@ BYTES_PER_TOKEN = 4
 """About what English text and code come to with the vocabularies in use."""
 
 
-def parse_messages(raw: bytes) -> Asked:
-    """The request in a body. Raises ApiError 400 that says what to change."""
+def parse_messages(raw: bytes) -> ParsedRequest:
+    """The request in a body. Raises ApiError 400 that names the change to make."""
     body = json_object(raw)
     _refuse_unsupported(body)
     model, stream = model_and_stream(body)
     tools, left_out = offered_tools(body.get("tools"))
     choice, free = tool_choice(body.get("tool_choice"))
-    return Asked(
+    return ParsedRequest(
         model=model,
         messages=(*system_messages(body.get("system")), *conversation(body.get("messages"))),
         tools=tools,
@@ -301,7 +299,7 @@ def _shows_thinking(given: Any) -> bool:
     return isinstance(given, dict) and given.get("type") not in (None, "disabled")
 
 
-def estimated_tokens(asked: Asked) -> int:
+def estimated_tokens(asked: ParsedRequest) -> int:
     """An estimate, as the gateway has no tokenizer: a quarter of the UTF-8 bytes of all text, rounded up.
 
     The count that is exact is the ``input_tokens`` of an answer.
@@ -309,7 +307,7 @@ def estimated_tokens(asked: Asked) -> int:
     return -(-sum(len(text.encode()) for text in _all_text(asked)) // BYTES_PER_TOKEN)
 
 
-def _all_text(asked: Asked) -> Iterator[str]:
+def _all_text(asked: ParsedRequest) -> Iterator[str]:
     for message in asked.messages:
         yield message["content"]
         yield message.get("reasoning_content", "")

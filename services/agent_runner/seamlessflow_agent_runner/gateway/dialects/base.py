@@ -1,7 +1,7 @@
-"""What a dialect is: how one kind of client asks, and in which bodies and events it is answered.
+"""The interface of a dialect: parsing one API's requests, and writing its answers as bodies and events.
 
-All dialects ask one thing of the manager: messages and tools in the chat completions form, and get a ``CallAnswered``
-whose message has that form, too. So a conversation has one tree, whatever its turns were spoken in. Text that is no
+All dialects make the same call to the manager: messages and tools in the chat completions form, and get a ``CallAnswered``
+whose message has that form, too. So a conversation has one tree in all dialects. Text that is no
 conversation (``completions``) is one message of role ``prompt``.
 """
 
@@ -16,8 +16,8 @@ from seamlessflow_agent_runner.gateway.api_errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that can be answered. Messages and tools in the chat completions form."""
+class ParsedRequest:
+    """A valid request. Messages and tools are in the chat completions form."""
 
     model: str
     messages: tuple[dict[str, Any], ...]
@@ -31,34 +31,34 @@ class Asked:
     logprobs: bool = False
     """The answer lists its tokens."""
     goes_on_from: str | None = None
-    """A call of this session: what it was asked and answered stands between the instructions and the other messages."""
+    """A call of this session: its request and answer stand between the instructions and the other messages."""
     num_instructions: int = 0
-    """So many of the first messages hold for this call only."""
+    """The number of first messages that hold for this call only."""
     is_remembered: bool = False
-    """Later calls may leave out what was said up to here."""
+    """Later calls may leave out the messages up to here."""
     one_call_only: bool = False
     """Of several tool calls in the answer only the first is handed out."""
     notes: tuple[str, ...] = ()
-    """What its client asked for and does not get, for the log. A handful of texts, the same for all requests."""
+    """Request fields that are not followed, for the log: a handful of texts, the same for all requests."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What only the dialect itself needs to answer."""
+    """Values that only the dialect itself needs to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is the same in every part of one answer."""
+    """Fields that all parts of one answer share."""
 
     call: str
     created: int
     """Unix seconds."""
-    asked: Asked
+    asked: ParsedRequest
 
 
 class Stream(Protocol):
-    """One answer as it goes out. Each method gives the events to send now, and is called in this order."""
+    """One streamed answer. Each method returns the events to send now; they are called in this order."""
 
     def opening(self) -> bytes:
-        """Before anything is known."""
+        """The first events, before any text is known."""
         ...
 
     def idle(self) -> bytes:
@@ -66,26 +66,26 @@ class Stream(Protocol):
         ...
 
     def more(self, reasoning: str, content: str) -> bytes:
-        """Text behind what was said before; one of both may be empty. Reasoning never comes after content."""
+        """New text behind the text before; one of both may be empty. Reasoning never comes after content."""
         ...
 
     def ending(self, answer: CallAnswered) -> bytes:
-        """All but the texts, which ``more`` has said to their ends: tool calls, why it ended, usage; to the very last event."""
+        """All events after the texts, which ``more`` has sent completely: tool calls, reason of the end, usage."""
         ...
 
     def failing(self, error: ApiError) -> bytes:
-        """Instead of the ending, as status 200 has gone out: its client raises it."""
+        """The error event instead of the ending, as status 200 has gone out; the client raises it."""
         ...
 
 
-class Dialect(Protocol):
-    """One file each; pure. A refusal is an ``ApiError``, written in the dialect's own form."""
+class ApiDialect(Protocol):
+    """One API that agents use; pure. A refusal is an ``ApiError``, written in the dialect's own form."""
 
     path: str
-    """Where its clients post."""
+    """The path of its POST requests."""
 
-    def parse(self, raw: bytes) -> Asked:
-        """The request in a body. Raises ApiError 400 that says what to change."""
+    def parse(self, raw: bytes) -> ParsedRequest:
+        """The request in a body. Raises ApiError 400 that names the change to make."""
         ...
 
     def whole(self, frame: Frame, answer: CallAnswered) -> dict[str, Any]:

@@ -1,19 +1,21 @@
-"""OpenAI chat completions: what a request body means, and which bodies are refused. Pure; answers are in ``chat_answers``.
+"""OpenAI's chat completions API as a dialect: requests, answers, logprobs. Pure.
 
-Accepted and without effect, because the run decides how tokens are drawn and everything is recorded anyway: temperature,
-top_p, seed, penalties, logit_bias, top_logprobs (see ``logprobs``), user, metadata, store, and fields we do not know.
-A tool_choice that demands a call is a wish (see ``offers``).
-Refused with 400: what an agent would miss if it were ignored (see ``_refuse_unsupported``).
+Accepted and without effect, because the run sets the sampling parameters and everything is recorded anyway: temperature,
+top_p, seed, penalties, logit_bias, top_logprobs (see ``token_logprobs``), user, metadata, store, and unknown fields.
+A tool_choice that demands a call is taken as ``auto`` (see ``request_fields``).
+Refused with 400: fields that an agent would miss if they were ignored (see ``_refuse_unsupported``).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from seamlessflow.contracts import AnswerTokens, CallAnswered
 from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request, unsupported
 
-from .base import Asked, Frame, event
+from .base import ApiDialect, Frame, ParsedRequest, Stream, event
 from .request_fields import (
     CONSTRAINED,
     calls_of,
@@ -31,13 +33,13 @@ from .request_fields import (
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def parse_chat(raw: bytes) -> Asked:
-    """The request in a body. Raises ApiError 400 that says what to change."""
+def parse_chat(raw: bytes) -> ParsedRequest:
+    """The request in a body. Raises ApiError 400 that names the change to make."""
     body = json_object(raw)
     _refuse_unsupported(body)
     model, stream = model_and_stream(body)
     choice, notes = tool_choice(body.get("tool_choice"))
-    return Asked(
+    return ParsedRequest(
         model=model,
         messages=checked_messages(body.get("messages")),
         tools=checked_tools(body.get("tools")),
@@ -71,7 +73,7 @@ def checked_messages(given: Any) -> tuple[dict[str, Any], ...]:
         raise bad_request("messages must be a list with at least one message", "messages")
     for position, message in enumerate(given):
         _check_message(message, f"messages[{position}]")
-    # ``turn`` is our own word, which other dialects put in; here it is a field like any that we do not know.
+    # ``turn`` is a key of our own, which other dialects set; here it is an unknown field like any other.
     return tuple({key: value for key, value in message.items() if key != "turn"} for message in given)
 
 
@@ -132,6 +134,7 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
 
 
 def include_usage(options: Any, *, is_stream: bool) -> bool:
+    """Whether a stream ends with a chunk of token counts. Raises ApiError 400."""
     if options is None:
         return False
     if not is_stream or not isinstance(options, dict):
@@ -139,33 +142,29 @@ def include_usage(options: Any, *, is_stream: bool) -> bool:
     return bool(options.get("include_usage"))
 
 
-# Logprobs in OpenAI's form. Pure.
-
-
 def token_logprobs(tokens: AnswerTokens) -> list[dict[str, Any]]:
-    """Of each sampled token. Alternatives are not recorded: ``top_logprobs`` holds the sampled token alone."""
+    """OpenAI's entry of each sampled token. Alternatives are not recorded: ``top_logprobs`` holds the sampled token alone."""
     return [_one(text, logprob) for text, logprob in zip(tokens.texts, tokens.logprobs, strict=True)]
 
 
 def _one(text: str, logprob: float) -> dict[str, Any]:
-    said = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-    return {**said, "top_logprobs": [said]}
-
-
-# OpenAI chat completions: the bodies and chunks an answer is sent as. Pure.
+    token = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {**token, "top_logprobs": [token]}
 
 
 DONE = b"data: [DONE]\n\n"
 
 
-class ChatCompletions:
-    """The dialect; see ``dialect.Dialect``."""
+class ChatCompletions(ApiDialect):
+    """OpenAI's chat completions, see ``base.ApiDialect``."""
 
     path = "/v1/chat/completions"
 
-    def parse(self, raw: bytes) -> Asked:
+    @override
+    def parse(self, raw: bytes) -> ParsedRequest:
         return parse_chat(raw)
 
+    @override
     def whole(self, frame: Frame, answer: CallAnswered) -> dict[str, Any]:
         message = {"role": "assistant", "content": None, "refusal": None, **answer.message}
         if answer.message.get("tool_calls"):
@@ -180,29 +179,35 @@ class ChatCompletions:
             "usage": usage(answer),
         }
 
+    @override
     def stream(self, frame: Frame) -> ChatStream:
         return ChatStream(frame)
 
+    @override
     def error_body(self, error: ApiError) -> dict[str, Any]:
         return error.body()
 
 
-class ChatStream:
-    """See ``dialect.Stream``."""
+class ChatStream(Stream):
+    """A streamed chat completion, see ``base.Stream``."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
 
+    @override
     def opening(self) -> bytes:
         return event(self._chunk({"role": "assistant", "content": ""}))
 
+    @override
     def idle(self) -> bytes:
         return event(self._chunk({}))
 
+    @override
     def more(self, reasoning: str, content: str) -> bytes:
         thought = event(self._chunk({"reasoning_content": reasoning})) if reasoning else b""
         return thought + (event(self._chunk({"content": content})) if content else b"")
 
+    @override
     def ending(self, answer: CallAnswered) -> bytes:
         calls = calls_of(self._frame.asked, answer)
         chunks = [self._chunk({"tool_calls": [_named(number, call)]}) for number, call in enumerate(calls)]
@@ -213,6 +218,7 @@ class ChatStream:
             chunks.append({**self._chunk({}), "choices": [], "usage": usage(answer)})
         return b"".join(event(chunk) for chunk in chunks) + DONE
 
+    @override
     def failing(self, error: ApiError) -> bytes:
         return event(error.body())
 

@@ -1,8 +1,8 @@
-"""OpenAI's legacy completions: what a request body means, and which are refused. Pure; answers in ``completions_answers``.
+"""OpenAI's legacy completions API as a dialect. Pure.
 
-The prompt is text that no chat template is put around. Accepted and without effect: temperature, top_p, seed, penalties,
-logit_bias, user, and fields we do not know. Without max_tokens the run's budget holds, not the sixteen tokens of the API of
-old. Refused with 400: several prompts or answers, token ids as a prompt, echo and suffix.
+The prompt is text without a chat template. Accepted and without effect: temperature, top_p, seed, penalties,
+logit_bias, user, and unknown fields. Without max_tokens the run's budget holds, not the sixteen tokens of OpenAI's API.
+Refused with 400: several prompts or answers, token ids as a prompt, echo and suffix.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+from typing_extensions import override
+
 from seamlessflow.contracts import AnswerTokens, CallAnswered
 from seamlessflow_agent_runner.gateway.api_errors import ApiError, bad_request, unsupported
 
-from .base import Asked, Frame, event
+from .base import ApiDialect, Frame, ParsedRequest, Stream, event
 from .openai_chat import DONE, include_usage, usage
 from .request_fields import json_object, kind_of, model_and_stream, shown, stop_texts, whole_number
 
 PROMPT_ROLE = "prompt"
 
 
-def parse_completions(raw: bytes) -> Asked:
-    """The request in a body. Raises ApiError 400 that says what to change."""
+def parse_completions(raw: bytes) -> ParsedRequest:
+    """The request in a body. Raises ApiError 400 that names the change to make."""
     body = json_object(raw)
     _refuse_unsupported(body)
     model, stream = model_and_stream(body)
-    return Asked(
+    return ParsedRequest(
         model=model,
         messages=({"role": PROMPT_ROLE, "content": _prompt(body.get("prompt"))},),
         max_tokens=whole_number(body, "max_tokens"),
@@ -63,49 +65,55 @@ def _wants_logprobs(given: Any) -> bool:
     return given is not None
 
 
-# OpenAI's legacy completions: the bodies and chunks an answer is sent as. Pure.
-
-
-class Completions:
-    """The dialect; see ``dialect.Dialect``."""
+class Completions(ApiDialect):
+    """OpenAI's legacy completions, see ``base.ApiDialect``."""
 
     path = "/v1/completions"
 
-    def parse(self, raw: bytes) -> Asked:
+    @override
+    def parse(self, raw: bytes) -> ParsedRequest:
         return parse_completions(raw)
 
+    @override
     def whole(self, frame: Frame, answer: CallAnswered) -> dict[str, Any]:
         text = answer.message.get("content") or ""
         return {**_body(frame, text, answer.finish_reason, _logprobs(answer)), "usage": usage(answer)}
 
+    @override
     def stream(self, frame: Frame) -> CompletionStream:
         return CompletionStream(frame)
 
+    @override
     def error_body(self, error: ApiError) -> dict[str, Any]:
         return error.body()
 
 
-class CompletionStream:
-    """See ``dialect.Stream``. Nothing in raw text is reasoning, so none ever comes."""
+class CompletionStream(Stream):
+    """A streamed completion, see ``base.Stream``. Raw text has no reasoning."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
 
+    @override
     def opening(self) -> bytes:
         return self.idle()
 
+    @override
     def idle(self) -> bytes:
         return event(_body(self._frame, ""))
 
+    @override
     def more(self, reasoning: str, content: str) -> bytes:
         return event(_body(self._frame, content))
 
+    @override
     def ending(self, answer: CallAnswered) -> bytes:
         last = event(_body(self._frame, "", answer.finish_reason, _logprobs(answer)))
         if self._frame.asked.extra["include_usage"]:
             last += event({**_body(self._frame, ""), "choices": [], "usage": usage(answer)})
         return last + DONE
 
+    @override
     def failing(self, error: ApiError) -> bytes:
         return event(error.body())
 

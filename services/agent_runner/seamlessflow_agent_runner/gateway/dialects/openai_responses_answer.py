@@ -1,29 +1,28 @@
-"""OpenAI responses as a dialect. Pure."""
+"""OpenAI's responses API as a dialect: bodies, items and events of answers. Pure."""
 
 from __future__ import annotations
 
 from itertools import count
 from typing import Any
 
+from typing_extensions import override
+
 from seamlessflow.contracts import CallAnswered
 from seamlessflow_agent_runner.gateway.api_errors import ApiError
 
-from .base import Asked, Frame, event
+from .base import ApiDialect, Frame, ParsedRequest, Stream, event
 from .openai_chat import token_logprobs
 from .openai_responses_request import item_id, names_of, parse_responses, response_id, sealed
 from .request_fields import Message as Item
 from .request_fields import calls_of
 
-# OpenAI responses: the body of an answer and its items. Pure.
-
-
-_UNSAID: dict[str, Any] = {
+_RESPONSE_DEFAULTS: dict[str, Any] = {
     "background": False, "error": None, "incomplete_details": None, "instructions": None, "max_output_tokens": None,
     "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None, "reasoning": {"effort": None, "summary": None},
     "service_tier": "default", "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
     "truncation": "disabled", "usage": None, "user": None,
 }  # fmt: skip
-"""What a response says where the request did not."""
+"""Fields of a response that its request left out."""
 
 
 def whole_response(frame: Frame, answer: CallAnswered) -> dict[str, Any]:
@@ -54,13 +53,13 @@ def output_items(frame: Frame, answer: CallAnswered) -> list[Item]:
         items.append({"type": "message", "id": item_id("msg", call), "role": "assistant", "status": status, "content": [part]})
     for index, each in enumerate(tool_calls):
         names = names_of(each["function"]["name"], frame.asked.extra["namespaces"])
-        said = {"call_id": each["id"], **names, "arguments": each["function"]["arguments"]}
-        items.append({"type": "function_call", "id": item_id("fc", call, index), "status": status, **said})
+        fields = {"call_id": each["id"], **names, "arguments": each["function"]["arguments"]}
+        items.append({"type": "function_call", "id": item_id("fc", call, index), "status": status, **fields})
     return items
 
 
 def reasoning_item(frame: Frame, reasoning: str, status: str) -> Item:
-    """Reasoning is shown to nobody; a client that asks for it gets it sealed, to hand it back."""
+    """Reasoning is not shown; a client that asks for it gets it sealed, to return it."""
     item = {"type": "reasoning", "id": item_id("rs", frame.call), "summary": [], "status": status}
     return {**item, "encrypted_content": sealed(frame.call, reasoning)} if frame.asked.extra["seals_reasoning"] else item
 
@@ -80,21 +79,22 @@ def usage(answer: CallAnswered) -> dict[str, Any] | None:
 
 
 def response_of(frame: Frame, status: str, **more: Any) -> dict[str, Any]:
+    """A response object without output; ``more`` replaces its fields."""
     known = {"id": response_id(frame.call), "object": "response", "created_at": frame.created, "model": frame.asked.model}
-    return {**known, "status": status, "output": [], **_UNSAID, **frame.asked.extra["echo"], **more}
+    return {**known, "status": status, "output": [], **_RESPONSE_DEFAULTS, **frame.asked.extra["echo"], **more}
 
 
 def text_part(text: str) -> Item:
+    """The content part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-# OpenAI responses: the events of a streamed answer. Pure.
-#
+# The events of a streamed answer:
 # created, in_progress ─▶ reasoning item ─▶ message item: part, text deltas ─▶ function calls ─▶ completed | incomplete
 
 
-class ResponseStream:
-    """See ``dialect.Stream``."""
+class ResponseStream(Stream):
+    """A streamed response, see ``base.Stream``."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame, self._numbers = frame, count()
@@ -103,16 +103,19 @@ class ResponseStream:
         """Ids of items; an item's place here is its index."""
         self._done: set[str] = set()
 
+    @override
     def opening(self) -> bytes:
         response = response_of(self._frame, "in_progress")
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
 
+    @override
     def idle(self) -> bytes:
         # The offered tools can be long, and this goes out each second.
         return self._event(
             "response.in_progress", response=response_of(self._frame, "in_progress", tools=[], instructions=None)
         )
 
+    @override
     def more(self, reasoning: str, content: str) -> bytes:
         self._reasoning += reasoning
         thought = self._add(reasoning_item(self._frame, "", "in_progress")) if reasoning else b""
@@ -120,16 +123,18 @@ class ResponseStream:
             return thought or self.idle()  # reasoning has no deltas, and is a sign of life
         return thought + self._begin_text() + self._text_event("output_text.delta", delta=content, logprobs=[])
 
+    @override
     def ending(self, answer: CallAnswered) -> bytes:
         response = whole_response(self._frame, answer)
         items = b"".join(self._complete(item) for item in response["output"])
         return items + self._event(f"response.{response['status']}", response=response)
 
+    @override
     def failing(self, error: ApiError) -> bytes:
-        """OpenAI's libraries raise what stands in ``error``; Codex looks into the failed response."""
-        said = error.body()["error"]
+        """OpenAI's libraries raise ``error``; Codex reads the failed response."""
+        fields = error.body()["error"]
         failed = response_of(self._frame, "failed", error={"code": error.code, "message": error.message})
-        return self._event("response.failed", response=failed, error=said)
+        return self._event("response.failed", response=failed, error=fields)
 
     def _begin_text(self) -> bytes:
         if self._text_id in self._added:
@@ -151,9 +156,9 @@ class ResponseStream:
     def _function_call(self, item: Item) -> bytes:
         added = self._add({**item, "status": "in_progress", "arguments": ""})
         place = {"item_id": item["id"], "output_index": self._added.index(item["id"])}
-        said = {"name": item["name"], "arguments": item["arguments"]}
+        fields = {"name": item["name"], "arguments": item["arguments"]}
         delta = self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-        return added + delta + self._event("response.function_call_arguments.done", **place, **said) + self._finish(item)
+        return added + delta + self._event("response.function_call_arguments.done", **place, **fields) + self._finish(item)
 
     def _add(self, item: Item) -> bytes:
         """Begin an item, once."""
@@ -181,19 +186,23 @@ class ResponseStream:
         return event({"type": kind, "sequence_number": next(self._numbers), **content}, name=kind)
 
 
-class Responses:
-    """See ``dialect.Dialect``."""
+class Responses(ApiDialect):
+    """OpenAI's responses, see ``base.ApiDialect``."""
 
     path = "/v1/responses"
 
-    def parse(self, raw: bytes) -> Asked:
+    @override
+    def parse(self, raw: bytes) -> ParsedRequest:
         return parse_responses(raw)
 
+    @override
     def whole(self, frame: Frame, answer: CallAnswered) -> dict[str, Any]:
         return whole_response(frame, answer)
 
+    @override
     def stream(self, frame: Frame) -> ResponseStream:
         return ResponseStream(frame)
 
+    @override
     def error_body(self, error: ApiError) -> dict[str, Any]:
         return error.body()

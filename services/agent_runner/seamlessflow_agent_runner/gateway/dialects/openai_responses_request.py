@@ -1,12 +1,12 @@
-"""OpenAI responses: what a request body means, in the chat completions form, and which are refused. Pure.
+"""Requests of OpenAI's responses API, parsed into the chat completions form. Pure.
 
 Accepted and without effect: temperature, top_p, top_logprobs, metadata, reasoning, text.verbosity, prompt_cache_key,
 service_tier, user, max_tool_calls, stream_options, truncation = disabled, values of ``include`` that only built-in tools have,
-and fields we do not know. Tools that we cannot run are left out of the offer (``responses_tools``), a tool_choice that demands
-a call is a wish (``offers``). Refused with 400: what an agent would miss if it were ignored.
+and unknown fields. Tools of OpenAI's servers are left out of the offer (``offered_tools``), a tool_choice that demands a call
+is taken as ``auto`` (``request_fields``). Refused with 400: fields that an agent would miss if they were ignored.
 
-The whole input is sent with each request, or what was said before is left out: ``previous_response_id``, item references
-(see ``memory``; not after ``store`` = false).
+A client sends the whole input with each request, or points at earlier turns by ``previous_response_id`` or item references
+(see ``previous_responses``; not after ``store`` = false).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from seamlessflow_agent_runner.gateway.api_errors import bad_request, unsupported
 from seamlessflow_agent_runner.gateway.previous_responses import reference
 
-from .base import Asked
+from .base import ParsedRequest
 from .request_fields import (
     CONSTRAINED,
     HOSTED,
@@ -35,15 +35,12 @@ from .request_fields import (
     whole_number,
 )
 
-# OpenAI responses: tools to the chat completions form, and their names back. Pure.
+# Tools to the chat completions form, and their names back.
 #
-# A namespace's functions are offered one by one, as ``<namespace>__<function>``; a call of one is answered with both names
-# apart,
-# as its client (Codex, for sub-agents and MCP servers) routes by them. What a namespace says about itself the model is not
-# told.
+# A namespace's functions are offered one by one, as ``<namespace>__<function>``; the answer has both names apart, as its
+# client (Codex, for sub-agents and MCP servers) routes by them. A namespace's own description is not offered.
 # Tools that OpenAI's servers would run, and those that are no functions, are left out of the offer: agents send them by default
-# (Codex a web search) and work without. The response shows them again, and the log says it once.
-
+# (Codex a web search) and work without. The response shows them again, and they are logged once.
 
 _LEFT_OUT = re.compile(
     r"(web_search|web_search_preview|file_search|computer|computer_use|computer_use_preview|code_interpreter|image_generation|mcp"
@@ -61,7 +58,7 @@ def offered_tools(given: Any) -> tuple[tuple[Message, ...] | None, tuple[str, ..
 
 
 def flat_name(namespace: Any, name: str) -> str:
-    """What the model calls a function of a namespace; ``name`` itself outside of one."""
+    """The offered name of a namespace's function; ``name`` itself outside of one."""
     if not isinstance(namespace, str) or not namespace:
         return name
     return f"{namespace.removesuffix(_BETWEEN)}{_BETWEEN}{name}"
@@ -127,10 +124,7 @@ def _check_name(tool: Message, where: str) -> None:
         raise bad_request(f"{where}.name must be the name of the {tool['type']}", f"{where}.name")
 
 
-# What our item ids and encrypted contents carry: the call they come from. Written in answers, read in input. Pure.
-#
-# Clients bring both back byte for byte, whatever else they rewrite.
-
+# Item ids and encrypted contents carry the call they come from; clients return both byte for byte.
 
 _CARRIER = re.compile(r"(?:resp|rs|msg|fc|call)_(c[0-9A-Za-z]+)(?:_[0-9]+)?")
 REASONING = "rs_"
@@ -139,12 +133,12 @@ _SEAL = "sf1"
 
 
 def response_id(call: str) -> str:
-    """Of the whole response."""
+    """Id of the whole response."""
     return f"resp_{call}"
 
 
 def item_id(kind: str, call: str, index: int = 0) -> str:
-    """Of an output item; ``kind`` is rs, msg or fc, as OpenAI's own prefixes. ``index`` tells a turn's function calls apart."""
+    """Id of an output item; ``kind``: OpenAI's prefix rs, msg or fc. ``index`` tells a turn's function calls apart."""
     return f"{kind}_{call}_{index}"
 
 
@@ -155,12 +149,12 @@ def call_in(carrier: Any) -> str | None:
 
 
 def sealed(call: str, reasoning: str) -> str:
-    """Reasoning as ``encrypted_content``. It is no secret: it only has to come back as it went."""
+    """Reasoning as ``encrypted_content``. It is no secret: it only has to come back unchanged."""
     return f"{_SEAL}.{call}.{base64.urlsafe_b64encode(reasoning.encode()).decode()}"
 
 
 def unsealed(content: Any) -> tuple[str, str] | None:
-    """The call and its reasoning; None for what another server encrypted."""
+    """The call and its reasoning; None for another server's content."""
     seal, call, text = content.split(".") if isinstance(content, str) and content.count(".") == 2 else ("", "", "")
     if seal != _SEAL or call_in(item_id("rs", call)) is None:
         return None
@@ -170,30 +164,29 @@ def unsealed(content: Any) -> tuple[str, str] | None:
         return None
 
 
-# OpenAI responses: input items to messages in the chat completions form. Pure.
+# Input items to messages in the chat completions form.
 #
 # A turn of the model is several items there (reasoning, a message, function calls) and one assistant's message here. Items are
-# of one turn when their ids carry the same call, even where a client put the output of one function call before the next, or
-# else when they stand together and nothing speaks against it.
-
+# of one turn when their ids carry the same call, even where a client put the output of one function call before the next.
+# Without ids they are of one turn when they are neighbours and the turn has room for them.
 
 ROLES = ("system", "developer", "user", "assistant")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def messages_in(given: Any, *, goes_on: bool = False) -> list[Message]:
-    """What ``input`` says. Raises ApiError 400 that names the place. ``goes_on``: behind an earlier answer it may be empty."""
+    """The messages of ``input``, which may be empty where it ``goes_on`` from an answer. Raises ApiError 400."""
     if goes_on and given in (None, []):
         return []
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise bad_request("input must be text, or a list with at least one item", "input")
-    speech = _Speech()
+    reader = _InputReader()
     for position, item in enumerate(given):
-        speech.take(item, f"input[{position}]")
-    if not (messages := speech.messages()):
-        raise bad_request("input must say something besides reasoning", "input")
+        reader.take(item, f"input[{position}]")
+    if not (messages := reader.messages()):
+        raise bad_request("input must have an item besides reasoning", "input")
     return messages
 
 
@@ -202,33 +195,33 @@ class _Turn:
     """An assistant's message that grows by its items."""
 
     call: str | None = None
-    """The call it comes from, where any of its ids says so."""
+    """The call it comes from, where one of its ids names it."""
     reasoning: list[str] = field(default_factory=list)
     content: str | None = None
     tool_calls: list[Message] = field(default_factory=list)
     is_referred: bool = False
     """Some of its items were left out and pointed at instead."""
-    is_said: bool = False
+    has_content: bool = False
     """It is known to be more than reasoning: its message or a call is here, or pointed at."""
 
     def message(self) -> Message | None:
-        """None: nothing but reasoning that is somebody else's, or is only pointed at."""
+        """None: there is only reasoning, and it is another model's or only pointed at."""
         if self.call is not None and self.is_referred:
-            return reference(self.call) if self.is_said else None
-        if not self.is_said and (self.call is None or not self.reasoning):
+            return reference(self.call) if self.has_content else None
+        if not self.has_content and (self.call is None or not self.reasoning):
             return None
         message: Message = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
         if self.reasoning:
             message["reasoning_content"] = "\n".join(self.reasoning)
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
-        if self.call is not None and self.is_said and all(call_in(each["id"]) != self.call for each in self.tool_calls):
+        if self.call is not None and self.has_content and all(call_in(each["id"]) != self.call for each in self.tool_calls):
             message["turn"] = self.call
         return message
 
 
-class _Speech:
-    """Who said what so far."""
+class _InputReader:
+    """Builds the messages from input items."""
 
     def __init__(self) -> None:
         self._parts: list[Message | _Turn] = []
@@ -264,7 +257,7 @@ class _Speech:
         text = text_in(item.get("content"), f"{where}.content")
         if role == "assistant":
             turn = self._turn(call_in(item.get("id")), lambda turn: turn.content is None)
-            turn.content, turn.is_said = text, True
+            turn.content, turn.has_content = text, True
         else:
             self._parts.append({"role": role, "content": text})
             self._newest = None
@@ -283,12 +276,12 @@ class _Speech:
         call_id, call = item["call_id"], call_in(item["call_id"]) or call_in(item.get("id"))
         turn = self._turn(
             call,
-            # Without a pointer of its own it is not of a turn that we know: ours all have one.
+            # Function calls of our turns all name their call: without a name it belongs to another turn.
             lambda turn: (turn.call is None or call is not None) and all(each["id"] != call_id for each in turn.tool_calls),
         )
         function = {"name": flat_name(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
         turn.tool_calls.append({"id": call_id, "type": "function", "function": function})
-        turn.is_said = True
+        turn.has_content = True
 
     def _take_output(self, item: Message, where: str) -> None:
         call_id = item.get("call_id")
@@ -303,7 +296,7 @@ class _Speech:
             raise bad_request(f"{where}.id must be the id of an item that this session was answered with", f"{where}.id")
         turn = self._turn(call, lambda turn: turn.call == call)
         turn.is_referred = True
-        turn.is_said = turn.is_said or not str(carrier).startswith(REASONING)
+        turn.has_content = turn.has_content or not str(carrier).startswith(REASONING)
 
     def _turn(self, call: str | None, has_room: Callable[[_Turn], bool]) -> _Turn:
         """The turn that an item is part of: the newest one if it can be, or else a new one."""
@@ -361,8 +354,8 @@ _ELSEWHERE = {
 }
 
 
-def parse_responses(raw: bytes) -> Asked:
-    """The request in a body. Raises ApiError 400 that says what to change."""
+def parse_responses(raw: bytes) -> ParsedRequest:
+    """The request in a body. Raises ApiError 400 that names the change to make."""
     body = json_object(raw)
     _refuse_unsupported(body)
     model, stream = model_and_stream(body)
@@ -370,7 +363,7 @@ def parse_responses(raw: bytes) -> Asked:
     tools, left_out = offered_tools(body.get("tools"))
     choice, free = tool_choice(body.get("tool_choice"))
     previous = _previous(body.get("previous_response_id"))
-    return Asked(
+    return ParsedRequest(
         model=model,
         messages=(*instructions, *messages_in(body.get("input"), goes_on=previous is not None)),
         tools=tools,

@@ -1,6 +1,6 @@
-"""Reading request bodies: JSON that can travel on, and the fields that several dialects have. Pure.
+"""Fields of request bodies that several dialects have, and the JSON they come in. Pure.
 
-Whatever cannot be read is an ApiError 400 that says what to change, and shows little of what it refuses.
+Invalid values raise ApiError 400 that names the change to make, and shows little of the value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgpack
 from seamlessflow.contracts import CallAnswered
 from seamlessflow_agent_runner.gateway.api_errors import bad_request
 
-from .base import Asked
+from .base import ParsedRequest
 
 MAX_DEPTH = 100
 """Levels of lists and objects in a body. Far more than any agent nests, and so few that nothing which walks through a body
@@ -111,26 +111,23 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
 
 
-# Tools: what a request offers the model, and what it demands of it, as far as it is alike in all dialects. Pure.
-#
-# Nothing but constrained decoding could make a model call a tool, or a certain one. Agents send such demands by default and
-# cope with a model that does not obey, so a demand is taken as ``auto`` and told as a note instead of ending the agent.
-# That only one tool is called at a time can be kept without it: of several calls in a turn, the first is handed out.
-
+# Tools. Only constrained decoding could make a model call a tool, or a certain one. Agents send such demands by default and
+# cope with a model that does not obey, so a demand is taken as ``auto`` with a note instead of ending the agent. A limit of one
+# call at a time needs no constrained decoding: of several calls in a turn, only the first is handed out.
 
 Message = dict[str, Any]
 
 CONSTRAINED = "it needs constrained decoding, which is not supported yet"
 FREE_CHOICE = f"a tool_choice that demands a call is taken as auto: {CONSTRAINED}"
-HOSTED = "tools that are not functions which the agent describes are not offered to the model: nobody here could run them"
+HOSTED = "only functions that the agent describes are offered to the model; other tools cannot be run here"
 CHOICES = ("auto", "none")
 DEMANDS = ("required", "any")
 MAX_TOOLS = 4096
-"""More than fit into any prompt, and few enough that nobody else waits while a request with so many is read."""
+"""More than fit into any prompt, and few enough that other requests wait only briefly while one is read."""
 
 
 def listed_tools(given: Any) -> list[Any]:
-    """What stands in ``tools``. Raises ApiError 400."""
+    """The list in ``tools``, empty where there is none. Raises ApiError 400."""
     if given is not None and not isinstance(given, list):
         raise bad_request(f"tools must be a list, got {kind_of(given)}", "tools")
     if given and len(given) > MAX_TOOLS:
@@ -159,7 +156,7 @@ def one_call_only(given: Any, key: str, *, value: bool) -> bool:
     return given is value
 
 
-def calls_of(asked: Asked, answer: CallAnswered) -> Sequence[Message]:
+def calls_of(asked: ParsedRequest, answer: CallAnswered) -> Sequence[Message]:
     """The tool calls of an answer that are handed out."""
     calls: Sequence[Message] = answer.message.get("tool_calls") or ()
     return calls[:1] if asked.one_call_only else calls
