@@ -23,7 +23,8 @@ from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import CommitClaim, DeviceLock
 from seamlessflow_trainer import incarnations
 from seamlessflow_trainer.incarnations import LONGEST_PAUSE_SECONDS, pause_seconds
-from seamlessflow_trainer.learner.learner import Abandoned, Learner
+from seamlessflow_trainer.learner.base import Abandoned
+from seamlessflow_trainer.learner.learner import Learner
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 
 MakeWorld = Callable[..., Awaitable[World]]

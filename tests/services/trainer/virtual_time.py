@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import seamlessflow.weights.downloads
-import seamlessflow.weights.partfile
-import seamlessflow.weights.stored
-import seamlessflow_trainer.parts
 from greenlet import getcurrent, greenlet
+
+import seamlessflow.weights.download
+import seamlessflow.weights.partial_file
+import seamlessflow.weights.stored_file
+import seamlessflow_trainer.data.batch_feed
 
 _real_monotonic, _real_time = time.monotonic, time.time
 EPOCH = 1_800_000_000.0
@@ -147,13 +148,13 @@ def _time() -> float:
 @contextmanager
 def threads_inline() -> Iterator[None]:
     """While the block runs no service starts a thread, and clocks are those of the running loop."""
-    pools = (seamlessflow.weights.stored, seamlessflow.weights.downloads, seamlessflow.weights.partfile)
+    pools = (seamlessflow.weights.stored_file, seamlessflow.weights.download, seamlessflow.weights.partial_file)
     with (
         patch.object(asyncio, "to_thread", to_thread),
         patch.object(time, "monotonic", _monotonic),
         patch.object(time, "time", _time),
-        patch.object(seamlessflow_trainer.parts, "SimpleQueue", InlineQueue),
-        patch.object(seamlessflow.weights.downloads, "PAUSES_SECONDS", (0.0,)),
+        patch.object(seamlessflow_trainer.data.batch_feed, "SimpleQueue", InlineQueue),
+        patch.object(seamlessflow.weights.download, "PAUSES_SECONDS", (0.0,)),
         patch.object(pools[0], "ThreadPoolExecutor", InlineExecutor),
         patch.object(pools[1], "ThreadPoolExecutor", InlineExecutor),
         patch.object(pools[2], "ThreadPoolExecutor", InlineExecutor),
