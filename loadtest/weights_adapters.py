@@ -20,7 +20,7 @@ from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
 from seamlessflow.weights.fetch import fetch_version
 from seamlessflow_trainer.learner.lora import AdapterLearner
 from seamlessflow_trainer.learner.model_loading import load_learner
-from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
+from seamlessflow_trainer.weights.lora_versions import AdapterVersionBuilder, publish_base
 
 RUN = "adapters"
 SIZE = 1e-2
@@ -31,7 +31,7 @@ def adapter_figures(model: Path, folder: Path, num_runs: int) -> dict[str, Figur
     """Against a full version of the same model, fetched from the same store."""
     learner, store = _learner(model), Store(f"file://{folder}/adapters")
     base = publish_base(store, RUN, learner.base_weights(), torch.bfloat16)
-    maker = AdapterMaker(AdapterFacts(*base, learner.adapter_config))
+    maker = AdapterVersionBuilder(AdapterFacts(*base, learner.adapter_config))
     files = maker.make(learner.weights(), version=0, step=0, newest=-1)
     num_bytes = publish_folder(store, weights_path(RUN, 0), files.contents(), files.facts)
     bases, merged, full = folder / "bases", list[float](), list[float]()

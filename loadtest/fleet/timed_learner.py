@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seamlessflow_trainer.data.batch import TrainingBatch
-from seamlessflow_trainer.learner.learner import Abandoned, StepFigures
+from seamlessflow_trainer.learner.base import Abandoned, StepFigures
 
 from .cost import Cost
 from .timed_clock import Scale

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamlessflow.contracts import WeightsReading
-from seamlessflow_trainer.weights.publisher import APART, FIRST_REST_SECONDS, LONGEST_REST_SECONDS, FullAsked
+from seamlessflow_trainer.weights.publisher import APART, FIRST_REST_SECONDS, LONGEST_REST_SECONDS, FullVersionRequests
 
 
 def missed(*versions: int, reader: str = "w") -> list[WeightsReading]:
@@ -15,7 +15,7 @@ def missed(*versions: int, reader: str = "w") -> list[WeightsReading]:
 
 def test_nobody_missed_anything():
     """Then full versions come as the run file says."""
-    asked = FullAsked()
+    asked = FullVersionRequests()
 
     assert not asked.for_step([], version=9, newest_full=0)
     assert not asked.for_now([], newest_full=0, now=0.0)
@@ -23,18 +23,18 @@ def test_nobody_missed_anything():
 
 def test_the_next_step_is_published_in_full_for_who_missed_changes():
     """Changes that cannot be had, or whatever they build on."""
-    assert FullAsked().for_step(missed(23), version=24, newest_full=20)
+    assert FullVersionRequests().for_step(missed(23), version=24, newest_full=20)
 
 
 def test_a_full_version_that_came_after_what_was_missed_is_enough():
     """The word stands for a while; it was heard."""
-    assert not FullAsked().for_step(missed(23), version=30, newest_full=24)
-    assert not FullAsked().for_now(missed(23), newest_full=24, now=0.0)
+    assert not FullVersionRequests().for_step(missed(23), version=30, newest_full=24)
+    assert not FullVersionRequests().for_now(missed(23), newest_full=24, now=0.0)
 
 
 def test_where_no_step_comes_it_is_published_at_once_and_again_after_longer_and_longer_rests():
     """Also where the full version itself is what cannot be had."""
-    asked, at = FullAsked(), []
+    asked, at = FullVersionRequests(), []
     for now in range(4 * int(FIRST_REST_SECONDS) + 1):
         if asked.for_now(missed(20), newest_full=20, now=float(now)):
             at.append(now)
@@ -44,7 +44,7 @@ def test_where_no_step_comes_it_is_published_at_once_and_again_after_longer_and_
 
 def test_one_that_misses_everything_costs_ever_fewer_versions_where_the_trainer_often_waits():
     """Between steps, that is: they do not make it forget who it waits for in vain."""
-    asked, now, version, newest_full, again = FullAsked(), 0.0, 0, 0, 0
+    asked, now, version, newest_full, again = FullVersionRequests(), 0.0, 0, 0, 0
     for _ in range(20):  # steps of a minute
         version += 1
         if asked.for_step(missed(version - 1), version=version, newest_full=newest_full):
@@ -59,7 +59,7 @@ def test_one_that_misses_everything_costs_ever_fewer_versions_where_the_trainer_
 
 def test_nobody_waits_for_the_rest_of_another():
     """A worker without a way to the store, and then the only one that samples."""
-    asked, now = FullAsked(), 0.0
+    asked, now = FullVersionRequests(), 0.0
     while now < LONGEST_REST_SECONDS:
         asked.for_now(missed(20, reader="far"), newest_full=20, now=now)
         now += 5.0
@@ -70,7 +70,7 @@ def test_nobody_waits_for_the_rest_of_another():
 
 def test_who_had_a_version_does_not_rest():
     """There is something new to be missed."""
-    asked = FullAsked()
+    asked = FullVersionRequests()
     assert asked.for_now(missed(20), newest_full=20, now=0.0)
     assert not asked.for_now(missed(21), newest_full=21, now=1.0)
     asked.for_step([], version=22, newest_full=21)
@@ -81,7 +81,7 @@ def test_who_had_a_version_does_not_rest():
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_one_that_misses_everything_costs_a_full_version_now_and_then(regular):
     """A worker that cannot reach the store, say."""
-    asked, newest_full = FullAsked(), 0
+    asked, newest_full = FullVersionRequests(), 0
     for version, is_regular in enumerate(regular, 1):
         is_asked = asked.for_step(missed(version - 1), version=version, newest_full=newest_full)
         assert not is_asked or version - newest_full >= APART
@@ -92,7 +92,7 @@ def test_one_that_misses_everything_costs_a_full_version_now_and_then(regular):
 
 def test_rests_have_an_end():
     """An hour at most."""
-    asked, now, last, longest = FullAsked(), 0.0, 0.0, 0.0
+    asked, now, last, longest = FullVersionRequests(), 0.0, 0.0, 0.0
     while now < 10 * LONGEST_REST_SECONDS:
         if asked.for_now(missed(1), newest_full=1, now=now):
             longest, last = max(longest, now - last), now

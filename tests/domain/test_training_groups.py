@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seamlessflow.contracts import DropReason, EpisodeStatus, SamplesReady
 from seamlessflow.errors import BadInput
-from seamlessflow_trainer.data.groups import Group, GroupBook, check_samples
+from seamlessflow_trainer.data.groups import GroupBook, TrainingGroup, check_samples
 from tests.domain.training_builders import a_sample, samples_ready
 
 FAILED = EpisodeStatus.AGENT_FAILED
@@ -21,7 +21,7 @@ def a_book(**changed: object) -> GroupBook:
     return GroupBook(**settings)  # type: ignore[arg-type]
 
 
-def heard(book: GroupBook, *events: SamplesReady) -> list[DropReason | Group]:
+def heard(book: GroupBook, *events: SamplesReady) -> list[DropReason | TrainingGroup]:
     return [judged for event in events if book.wants(event) and (judged := book.add(event)) is not None]
 
 
@@ -31,7 +31,7 @@ def test_a_group_is_ready_when_its_last_member_is_final() -> None:
 
     assert heard(book, samples_ready(index=1, reward=0.0)) == []
     [group] = heard(book, samples_ready(index=0))
-    assert isinstance(group, Group)
+    assert isinstance(group, TrainingGroup)
     assert (group.rewards, book.ready) == ([1.0, 0.0], [group])
 
 
@@ -42,7 +42,7 @@ def test_a_failed_attempt_that_is_repeated_is_not_waited_on() -> None:
 
     assert heard(book, *events) == []
     [group] = heard(book, samples_ready(index=0, attempt=1, reward=0.5))
-    assert isinstance(group, Group) and group.rewards == [0.5, 1.0, 0.0]
+    assert isinstance(group, TrainingGroup) and group.rewards == [0.5, 1.0, 0.0]
 
 
 def test_a_member_whose_attempts_are_used_up_leaves_a_partial_group() -> None:
@@ -50,7 +50,7 @@ def test_a_member_whose_attempts_are_used_up_leaves_a_partial_group() -> None:
     events = [samples_ready(index=0, attempt=1, status=FAILED), samples_ready(index=1), samples_ready(index=2, reward=0.0)]
     [group] = heard(a_book(group_size=3), *events)
 
-    assert isinstance(group, Group) and len(group.members) == 2
+    assert isinstance(group, TrainingGroup) and len(group.members) == 2
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_equal_rewards_are_kept_on_request() -> None:
     """Their advantages are zero, and they count in the step."""
     [group] = heard(a_book(drop_zero_variance=False), samples_ready(index=0), samples_ready(index=1))
 
-    assert isinstance(group, Group)
+    assert isinstance(group, TrainingGroup)
 
 
 def test_the_group_with_the_oldest_tokens_goes_first() -> None:
@@ -99,7 +99,7 @@ def test_groups_of_a_step_that_did_not_happen_are_ready_again() -> None:
     """Nothing was said about them."""
     book = a_book()
     [group] = heard(book, samples_ready(index=0), samples_ready(index=1, reward=0.0))
-    assert isinstance(group, Group)
+    assert isinstance(group, TrainingGroup)
     book.take([group])
     assert book.ready == []
     book.put_back([group])
@@ -132,7 +132,7 @@ def test_order_and_redelivery_change_nothing(members: list[dict[str, object]], d
     again = data.draw(st.permutations(events + events))
 
     def judged(sequence: list[SamplesReady]) -> list[object]:
-        return sorted((j.group if isinstance(j, Group) else j for j in heard(a_book(group_size=3), *sequence)), key=str)
+        return sorted((j.group if isinstance(j, TrainingGroup) else j for j in heard(a_book(group_size=3), *sequence)), key=str)
 
     once = judged(events)
     assert judged(again) == once

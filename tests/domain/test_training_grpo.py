@@ -18,7 +18,7 @@ from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.algorithms.grpo import group_advantages, policy_loss
 from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap, masked
 from seamlessflow_trainer.data.batch import is_stale, make_batch
-from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.data.groups import TrainingGroup
 from tests.domain.training_builders import a_sample, an_algorithm, samples_ready
 
 REWARDS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=16)
@@ -104,9 +104,9 @@ def test_tokens_are_masked_one_by_one() -> None:
 STEPS = VersionSteps([(0, 0), (1, 1), (2, 2), (3, 3)])
 
 
-def a_group(*samples: object, rewards: tuple[float, ...] = (1.0, 0.0)) -> Group:
+def a_group(*samples: object, rewards: tuple[float, ...] = (1.0, 0.0)) -> TrainingGroup:
     members = [samples_ready(index=i, reward=r, samples=[s]) for i, (s, r) in enumerate(zip(samples, rewards, strict=True))]  # type: ignore[list-item]
-    return Group("g", tuple(members))
+    return TrainingGroup("g", tuple(members))
 
 
 @given(

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_trainer.data.packing import Path, Row, common_prefix, pack_group, plan_micro_batches, to_micro_batch
+from seamlessflow_trainer.data.packing import PackedRow, Path, common_prefix, pack_group, plan_micro_batches, to_micro_batch
 
 
 def drawn(*texts: str) -> list[Path]:
@@ -20,7 +20,7 @@ def drawn(*texts: str) -> list[Path]:
     return paths
 
 
-def letters(row: Row) -> str:
+def letters(row: PackedRow) -> str:
     return "".join(map(chr, row.token_ids))
 
 
@@ -71,7 +71,7 @@ def test_a_path_without_trained_tokens_vanishes() -> None:
 
 def test_micro_batches_keep_the_budget() -> None:
     """Rows times the longest; a row beyond the budget goes alone."""
-    rows = [Row(token_ids=[0] * length) for length in (3, 9, 4, 4, 2)]
+    rows = [PackedRow(token_ids=[0] * length) for length in (3, 9, 4, 4, 2)]
     plan = plan_micro_batches(rows, token_budget=8)
 
     assert [[len(row.token_ids) for row in batch] for batch in plan] == [[9], [4, 4], [3, 2]]

@@ -21,8 +21,8 @@ from seamlessflow.contracts import EpisodeOrigin, EpisodeStatus, Float32s, Int32
 from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_rollout_worker.engines.base import Chunk, Finish, SamplingParams
 from seamlessflow_trainer.data.batch import make_batch
-from seamlessflow_trainer.data.groups import Group
-from seamlessflow_trainer.learner.learner import Abandoned
+from seamlessflow_trainer.data.groups import TrainingGroup
+from seamlessflow_trainer.learner.base import Abandoned
 
 BUDGET, STOP, WORDS = 1000, 2, [5, 6, 7]
 COST = cost_of()
@@ -140,7 +140,7 @@ def a_batch(tokens: int) -> object:
         )
         for index in (0, 1)
     )
-    return make_batch([Group("g", members)], VersionSteps([(0, 0)]), 0, 0, AlgorithmSection(steps=1))
+    return make_batch([TrainingGroup("g", members)], VersionSteps([(0, 0)]), 0, 0, AlgorithmSection(steps=1))
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])

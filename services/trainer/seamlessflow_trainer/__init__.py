@@ -13,16 +13,15 @@ promises   a late trainer never undoes the work of a newer claim; the first clos
            gang it holds its device for another's steps, and joins no run
 waits for  a lease that makes it a run's trainer, or a member; complete groups; the device, while the lease's role is train
 
-    service   leases ─▶ one Training            training      a run from joining to TrainingEnded
-    intake    deliveries ─▶ groups              stepping      groups ─▶ BatchReady, a step, StepTaken
-    joining   claim ─▶ restoring (which checkpoint, a rollback, or held) ─▶ TrainerStarted
-    commits   checkpoint ─▶ StepsCommitted, GroupTrained, acknowledgements        living   the end of a line by another claim
-    device_turn   who has the device, as the lead of a gang, alone, or as a member
-    gap_alarm     each step's logprob gap, judged; engine_check: a step at learning rate 0, for ``doctor --engine``
-    pure      groups · batches · parts · correction · gap_sources · packing · standing · asking (when a version is full because
-              somebody lacks one) · step_metrics · algorithms/
-    torch     building (what a learner is, and which) · learner · lora · lora_layers · microbatches · precision · loading ·
-              tensorfiles
-    store     checkpoints · publishing · versioning (full, or what changed) · adapter_versions (LoRA: the base once, then
-              adapters) · numbers_only (what is published at all)
+    service            leases ─▶ one TrainerRun (run), from joining to TrainingEnded
+    run_start          claim ─▶ steps/checkpoint_restore (which checkpoint, a rollback, or held) ─▶ TrainerStarted
+    data/              sample_queue: deliveries ─▶ groups · batch, packing (pure) · batch_feed: parts for the learner's thread
+    device_turn        the device: held as the lead of a gang, alone, or as a member
+    learner/           base (the interface) · learner, lora (torch) · model_loading · factory
+    algorithms/        grpo, off_policy_correction (pure)
+    steps/             train_step: groups ─▶ BatchReady, a step, StepTaken · logprob_gap_alarm
+                       step_commits: checkpoint ─▶ StepsCommitted, GroupTrained, acknowledgements · checkpoints (store)
+    weights/           publisher (head, full versions on request) · version_files · lora_versions · safetensors_writer
+    incarnations       the end of an incarnation by another claim, a rollback or a hold, and the wait for the next
+    engine_check       a step at learning rate 0, for ``doctor --engine``
 """

@@ -21,7 +21,7 @@ RETRY_SECONDS = 2.0
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run in a worker thread. Cancelled, it still waits for the thread: nobody computes on behind our back."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
-    work.add_done_callback(_look)
+    work.add_done_callback(_mark_failure_retrieved)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -31,13 +31,13 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         raise
 
 
-def _look(work: asyncio.Future[T]) -> None:
+def _mark_failure_retrieved(work: asyncio.Future[T]) -> None:
     """Mark its failure as seen: whoever cancelled us does not want to know, and asyncio would complain."""
     if not work.cancelled():
         work.exception()
 
 
-async def patiently(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread_with_retry(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """``in_thread``, again and again while something is Unavailable (a full or absent store), saying so each time."""
     while True:
         try:

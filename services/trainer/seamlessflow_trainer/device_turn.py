@@ -19,7 +19,7 @@ from seamlessflow.runtime import DeviceLock, Journal
 
 log = structlog.get_logger()
 
-AGAIN_SECONDS = 1.0
+REPUBLISH_SECONDS = 1.0
 """How long after a failure RoleTaken is said again."""
 
 
@@ -33,7 +33,7 @@ class Occupant(Protocol):
     async def unload(self) -> None: ...
 
 
-class _Nothing:
+class _NoOccupant:
     """The torch learner stays where it is: both are there all the time."""
 
     async def load(self) -> None:
@@ -48,12 +48,12 @@ class DeviceTurn:
 
     def __init__(self, lock: DeviceLock, journal: Journal, node: str, occupant: Occupant | None = None) -> None:
         self._lock, self._journal, self._node = lock, journal, node
-        self._occupant = occupant or _Nothing()
+        self._occupant = occupant or _NoOccupant()
         self._may_step = asyncio.Event()
         self._step = asyncio.Lock()
         self._taking: asyncio.Task[None] | None = None
         self._taking_for = ""
-        self._lent_by: str | None = None
+        self._announced_run: str | None = None
         """The run that may think that we have its device: it heard RoleTaken and no RoleReleased."""
         self._is_loaded = False
         self._is_new = True
@@ -79,38 +79,38 @@ class DeviceTurn:
         else:
             self.recalled.set()
         await self._stop_taking()
-        if self._lent_by not in (None, lease.run):
-            await self._give_back(str(self._lent_by))
+        if self._announced_run not in (None, lease.run):
+            await self._give_back(str(self._announced_run))
         if lease.run is None:
             await self.release()
         elif lease.role is Role.TRAIN:
             self._taking, self._taking_for = asyncio.create_task(self._take(lease.run)), lease.run
-        elif lease.trainer or self._lent_by is not None or is_new:
+        elif lease.trainer or self._announced_run is not None or is_new:
             await self._give_back(lease.run)
 
     async def _take(self, run: str) -> None:
         if not self._lock.held:
             await self._lock.take()
-        self._lent_by = run
+        self._announced_run = run
         if not self._is_loaded:
             await self._occupant.load()
             self._is_loaded = True
         self._may_step.set()
-        said = -1
-        while said < self.epoch:  # a newer lease may come meanwhile
+        published_epoch = -1
+        while published_epoch < self.epoch:  # a newer lease may come meanwhile
             epoch = self.epoch
             log.info("device.taken", epoch=epoch, num_nodes=self.num_nodes)
             try:
                 await self._journal.publish(RoleTaken(run=run, node=self._node, epoch=epoch, service=Service.TRAINER.value))
-                said = epoch
+                published_epoch = epoch
             except SeamlessFlowError as wrong:  # the device is ours all the same, and a gang waits to hear it
-                log.warning("device.unsaid", epoch=epoch, reason=str(wrong), again_in_seconds=AGAIN_SECONDS)
-                await asyncio.sleep(AGAIN_SECONDS)
+                log.warning("device.unsaid", epoch=epoch, reason=str(wrong), again_in_seconds=REPUBLISH_SECONDS)
+                await asyncio.sleep(REPUBLISH_SECONDS)
 
     async def _give_back(self, run: str) -> None:
         await self.release()
         await self._journal.publish(RoleReleased(run=run, node=self._node, epoch=self.epoch, service=Service.TRAINER.value))
-        self._lent_by = None
+        self._announced_run = None
 
     async def _stop_taking(self) -> None:
         if self._taking is not None:

@@ -35,7 +35,7 @@ CONTENTION_SECONDS = 60.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
-class RollbackWanted(SeamlessFlowError):
+class RollbackRequested(SeamlessFlowError):
     """A person wants the run to go on from an earlier checkpoint, which the next line does."""
 
 
@@ -57,7 +57,7 @@ async def until_superseded(context: Context, run: str, claim: CommitClaim, histo
         if request is not None:
             history.apply(request)
         if history.wanted_step is not None:
-            raise RollbackWanted(f"run {run} is to go back to the checkpoint of step {history.wanted_step}")
+            raise RollbackRequested(f"run {run} is to go back to the checkpoint of step {history.wanted_step}")
 
 
 async def until_answered(context: Context, run: str) -> None:
@@ -65,9 +65,9 @@ async def until_answered(context: Context, run: str) -> None:
     await _until(context, run, lambda: _is_answered(context, run))
 
 
-async def until_named(context: Context, run: str) -> None:
+async def until_leased(context: Context, run: str) -> None:
     """Returns once our node's lease says that the run's trainer is here."""
-    await _until(context, run, lambda: is_named(context, run))
+    await _until(context, run, lambda: lease_names_trainer(context, run))
 
 
 async def _until(context: Context, run: str, holds: Callable[[], Awaitable[bool]]) -> None:
@@ -94,18 +94,18 @@ async def _seq_of(context: Context, run: str, kind: type[Event]) -> int:
     return 0 if record is None else record.seq
 
 
-async def is_named(context: Context, run: str) -> bool:
+async def lease_names_trainer(context: Context, run: str) -> bool:
     """Whether our node's lease, as it stands now, says that the run's trainer is here."""
     entry = await (await context.bus.kv(LEASES_BUCKET)).get(context.settings.node)
     lease = None if entry is None else unpack_record(Lease, entry.value)
     return lease is not None and lease.run == run and lease.trainer
 
 
-async def whether_named(context: Context, run: str) -> bool:
-    """``is_named``, asked again while the server does not answer."""
+async def is_leased(context: Context, run: str) -> bool:
+    """``lease_names_trainer``, asked again while the server does not answer."""
     while True:
         try:
-            return await is_named(context, run)
+            return await lease_names_trainer(context, run)
         except BusClosed:
             raise
         except SeamlessFlowError as wrong:

@@ -19,7 +19,7 @@ def set_state(context: Context, run: str, state: str) -> None:
     context.presence.update(state=f"{run}: {state}"[:STATE_LETTERS])
 
 
-async def cannot_go_on(context: Context, claim: CommitClaim, run: str, reason: str) -> None:
+async def report_failure(context: Context, claim: CommitClaim, run: str, reason: str) -> None:
     """Trying again would end the same: ask for an orderly end, with the reason.
 
     Raises Superseded, and asks for nothing, where another claim is newer. A stop is on a stream of its own, so it cannot be
@@ -31,11 +31,11 @@ async def cannot_go_on(context: Context, claim: CommitClaim, run: str, reason: s
     await stop_run(context.journal, Service.TRAINER, run, reason)
 
 
-async def cannot_begin(context: Context, claim: CommitClaim, run: str, reason: str) -> None:
+async def report_failed_start(context: Context, claim: CommitClaim, run: str, reason: str) -> None:
     """This line cannot begin. What was committed stands, so that is where training ended. Raises Superseded."""
     if not claim.nonce:
         await claim.take()
-    await cannot_go_on(context, claim, run, reason)
+    await report_failure(context, claim, run, reason)
     journal = context.journal
     if await journal.last(TrainerStarted, run) is None:
         return  # the scheduler waits for no trainer that never began

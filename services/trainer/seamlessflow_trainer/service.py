@@ -12,7 +12,7 @@ from seamlessflow.runtime import Context, DeviceLock, LeaseWatch
 from .config import TrainerSettings
 from .device_turn import DeviceTurn, Occupant
 from .learner.factory import BuildLearner, build_learner
-from .run import Training
+from .run import TrainerRun
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ class Trainer:
         self._context, self._settings, self._build = context, settings, build
         lock = DeviceLock(settings.work_dir, settings.node)
         self._device = DeviceTurn(lock, context.journal, settings.node, occupant)
-        self._training: Training | None = None
+        self._trainer_run: TrainerRun | None = None
         self._task: asyncio.Task[None] | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -59,14 +59,14 @@ class Trainer:
     async def on_lease(self, lease: Lease) -> None:
         """Leave the run the lease does not name, join the one it does, take or release the device."""
         wanted = lease.run if lease.trainer else None
-        if self._training is not None and self._training.run_name != wanted:
+        if self._trainer_run is not None and self._trainer_run.run_name != wanted:
             await self._leave()
         await self._device.on_lease(lease)
         if wanted is None:
-            self._context.presence.update(state=_standing_by(lease))
-        elif self._training is None:
-            self._training = Training(self._context, self._settings, wanted, self._device, self._build)
-            self._task = asyncio.create_task(self._training.run())
+            self._context.presence.update(state=_idle_state(lease))
+        elif self._trainer_run is None:
+            self._trainer_run = TrainerRun(self._context, self._settings, wanted, self._device, self._build)
+            self._task = asyncio.create_task(self._trainer_run.run())
             self._task.add_done_callback(self._on_done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
@@ -78,19 +78,19 @@ class Trainer:
 
         Not so when a lease sends us away: the run's next trainer may have begun its line at the last checkpoint already.
         """
-        if self._training is not None and self._task is not None:
-            if finish and self._training.finish():
+        if self._trainer_run is not None and self._task is not None:
+            if finish and self._trainer_run.finish():
                 await asyncio.wait([self._task], timeout=FINISH_SECONDS)
-            self._training.give_up()
+            self._trainer_run.give_up()
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            log.info("training.left", run=self._training.run_name)
+            log.info("training.left", run=self._trainer_run.run_name)
             self._context.presence.update(state="waiting for a lease")
-        self._training = self._task = None
+        self._trainer_run = self._task = None
         await self._device.release()
 
 
-def _standing_by(lease: Lease) -> str:
+def _idle_state(lease: Lease) -> str:
     """What a process that trains no run does under a lease, for people."""
     if lease.run is None or lease.role is not Role.TRAIN:
         return "waiting for a lease"

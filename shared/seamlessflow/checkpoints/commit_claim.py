@@ -69,7 +69,7 @@ class CommitClaim:
         self._bus, self._journal, self._run, self._by = bus, journal, run, by
         self._subject = subject_of(TrainerClaimed(run=run, line=0, nonce="any", by=by))
         self._seq = 0
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self.lost = asyncio.Event()
         """Set once it was seen that another claim is newer; only another ``take`` makes it good again."""
         self._loss, self._is_closing = "", False
@@ -112,7 +112,7 @@ class CommitClaim:
         Raises Superseded: ours is not the newest. What was stored all the same counts only if it was the newest then, so
         nothing may be acknowledged for it.
         """
-        async with self._turn:  # a commit moves the fence
+        async with self._lock:  # a commit moves the fence
             while True:
                 self._require_not_lost()
                 before = self._seq
@@ -130,7 +130,7 @@ class CommitClaim:
 
     async def check(self) -> None:
         """Raises Superseded where another claim is newer."""
-        async with self._turn:
+        async with self._lock:
             self._require_not_lost()
             await self._check("seen by a look at the newest claim")
 

@@ -27,7 +27,7 @@ from seamlessflow.contracts import (
     TrainingEnded,
 )
 
-Claimed = StepsCommitted | RolledBack | GroupDropped | TrainerStarted | TrainingEnded | RunHeld | RunEnded
+ClaimedEvent = StepsCommitted | RolledBack | GroupDropped | TrainerStarted | TrainingEnded | RunHeld | RunEnded
 """Events that name the claim under which they were published."""
 
 
@@ -95,7 +95,7 @@ class CommitHistory:
             return True
         if isinstance(event, GroupTrained):
             return event.group in self._accounted
-        if isinstance(event, Claimed):
+        if isinstance(event, ClaimedEvent):
             return event.nonce == self.claims[-1].nonce if self.is_ordered else bool(event.nonce)
         return True
 

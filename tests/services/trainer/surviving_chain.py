@@ -7,7 +7,7 @@ from collections import Counter
 
 from safetensors.torch import load
 
-from seamlessflow.checkpoints.commit_history import Claimed
+from seamlessflow.checkpoints.commit_history import ClaimedEvent
 from seamlessflow.contracts import (
     Event,
     GroupDropped,
@@ -66,7 +66,7 @@ def _late(events: list[Event]) -> list[str]:
     for event in events:
         if isinstance(event, TrainerClaimed):
             nonce = event.nonce
-        elif isinstance(event, Claimed) and event.nonce != nonce:
+        elif isinstance(event, ClaimedEvent) and event.nonce != nonce:
             found.append(f"{type(event).__name__} of claim {event.nonce!r} came after claim {nonce!r}")
     return found
 

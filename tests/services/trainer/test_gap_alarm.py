@@ -26,10 +26,10 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.logprob_gap import GAP, GAP_ALARM, GAP_LIMIT
 from seamlessflow.weights.staleness import VersionSteps
-from seamlessflow_trainer.data.batch import joined, make_batch
-from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.data.batch import joined_batch, make_batch
+from seamlessflow_trainer.data.groups import TrainingGroup
 from seamlessflow_trainer.learner.model_loading import load_learner
-from seamlessflow_trainer.steps.logprob_gap_alarm import GapSum, episode_gaps, gaps_of, sampled_by
+from seamlessflow_trainer.steps.logprob_gap_alarm import GapSum, episode_gaps, mean_gaps, tokens_by_worker
 from tests.services.trainer.trainer_world import RUN, World, by_index, run_document, samples_ready
 
 MakeWorld = Callable[..., Awaitable[World]]
@@ -48,7 +48,7 @@ def sampled(num_tokens: int, version: int = 1) -> Sample:
     )
 
 
-def batch_of(*groups: Group):
+def batch_of(*groups: TrainingGroup):
     return make_batch(groups, VersionSteps([(0, 0), (1, 1)]), 1, 1, AlgorithmSection(steps=1))
 
 
@@ -63,8 +63,8 @@ def segment(nonce: str, count: int, *, version: int = 1, worker: str | None = No
 def test_gaps_are_summed_by_episode_over_tokens_that_the_present_weights_sampled():
     """Two samples of an episode count together; older tokens and those that were not computed do not count."""
     batch = batch_of(
-        Group("a", (member("a", 0, sampled(2), sampled(1)), member("a", 1, sampled(2, version=0)))),
-        Group("b", (member("b", 0, sampled(1)), member("b", 1, sampled(2)))),
+        TrainingGroup("a", (member("a", 0, sampled(2), sampled(1)), member("a", 1, sampled(2, version=0)))),
+        TrainingGroup("b", (member("b", 0, sampled(1)), member("b", 1, sampled(2)))),
     )
     gaps_N = torch.tensor([1.0, 2.0, 3.0, 9.0, 9.0, 4.0, float("nan"), 5.0])
 
@@ -78,12 +78,12 @@ def test_gaps_are_summed_by_episode_over_tokens_that_the_present_weights_sampled
 def test_parts_of_a_step_are_counted_as_the_whole_batch_would_be():
     """The gaps of parts stand one after the other, as the tokens of the joined batch do."""
     parts = [
-        batch_of(Group("a", (member("a", 0, sampled(2)), member("a", 1, sampled(1))))),
-        batch_of(Group("b", (member("b", 0, sampled(1)), member("b", 1, sampled(2))))),
+        batch_of(TrainingGroup("a", (member("a", 0, sampled(2)), member("a", 1, sampled(1))))),
+        batch_of(TrainingGroup("b", (member("b", 0, sampled(1)), member("b", 1, sampled(2))))),
     ]
     gaps = [torch.tensor([1.0, 1.0, 2.0]), torch.tensor([3.0, 4.0, 4.0])]
 
-    assert {name: gap.mean for name, gap in episode_gaps(joined(parts), torch.cat(gaps)).items()} == {
+    assert {name: gap.mean for name, gap in episode_gaps(joined_batch(parts), torch.cat(gaps)).items()} == {
         "a-0-0": 1.0, "a-1-0": 2.0, "b-0-0": 3.0, "b-1-0": 4.0,
     }  # fmt: skip
 
@@ -100,15 +100,15 @@ def test_who_sampled_is_read_from_claims_and_from_segments_that_are_claims():
         segment("unknown", 8, start=10),
     ]
 
-    assert sampled_by(events, 1) == {"w1": 2, "w2": 5}
+    assert tokens_by_worker(events, 1) == {"w1": 2, "w2": 5}
 
 
 def test_who_only_ended_a_generation_is_asked_for_no_gap():
     """All tokens are of an equal version before; the last segment, under this one, has none. A share of nothing is no share."""
     events = [segment("n1", 3, version=0, worker="w1"), segment("n1", 0, start=3)]
 
-    assert sampled_by(events, 1) == {}
-    assert gaps_of({"e-0": GapSum(1.0, 3)}, {"e-0": sampled_by(events, 1)}) == {}
+    assert tokens_by_worker(events, 1) == {}
+    assert mean_gaps({"e-0": GapSum(1.0, 3)}, {"e-0": tokens_by_worker(events, 1)}) == {}
 
 
 def test_an_episode_of_two_nodes_counts_for_each_by_its_share():
@@ -116,7 +116,7 @@ def test_an_episode_of_two_nodes_counts_for_each_by_its_share():
     gaps = {"good": GapSum(0.0, 10), "bad": GapSum(10.0, 10), "shared": GapSum(5.0, 10)}
     shares = {"good": {"n1": 5}, "bad": {"n2": 5}, "shared": {"n1": 3, "n2": 1}}
 
-    found = gaps_of(gaps, shares)
+    found = mean_gaps(gaps, shares)
 
     assert found["n1"] == pytest.approx(3.75 / 17.5) and found["n2"] == pytest.approx(11.25 / 12.5)
 
@@ -128,21 +128,21 @@ def test_nothing_is_lost_or_counted_twice_when_gaps_go_to_nodes(sums, data):
     shares = {e: data.draw(st.dictionaries(st.sampled_from("xyz"), st.integers(1, 9), max_size=3)) for e in gaps}
     known = [gaps[e].mean for e in gaps if shares[e]]
 
-    assert all(min(known) - 1e-9 <= mean <= max(known) + 1e-9 for mean in gaps_of(gaps, shares).values())
-    whole = gaps_of(gaps, {episode: {"x": 1} for episode in gaps})
+    assert all(min(known) - 1e-9 <= mean <= max(known) + 1e-9 for mean in mean_gaps(gaps, shares).values())
+    whole = mean_gaps(gaps, {episode: {"x": 1} for episode in gaps})
     assert whole["x"] == pytest.approx(sum(g.total for g in gaps.values()) / sum(g.num_tokens for g in gaps.values()))
 
 
 def test_a_learner_tells_the_gap_of_every_token_it_computed_part_by_part(tiny_llama: Path):
     """In the order of the joined batch; their mean over current tokens is the step's gap, and others are NaN."""
     learner = load_learner(tiny_llama, parse_run_config(run_document(tiny_llama)), torch.device("cpu"))
-    taught = Group("a", (member("a", 0, sampled(2), sampled(1, version=0)), member("a", 1, sampled(2))))
-    equal = Group("b", tuple(samples_ready("b", index, [sampled(3)], 1.0) for index in (0, 1)))
+    taught = TrainingGroup("a", (member("a", 0, sampled(2), sampled(1, version=0)), member("a", 1, sampled(2))))
+    equal = TrainingGroup("b", tuple(samples_ready("b", index, [sampled(3)], 1.0) for index in (0, 1)))
     parts = [batch_of(taught), batch_of(equal), batch_of(taught)]
 
     figures = learner.train_parts(parts, learning_rate=0.0)
 
-    gaps_N, whole = torch.cat(figures.gaps), joined(parts)
+    gaps_N, whole = torch.cat(figures.gaps), joined_batch(parts)
     assert gaps_N.isnan().tolist() == [False] * 5 + [True] * 6 + [False] * 5
     assert gaps_N[whole.is_current_N & ~gaps_N.isnan()].mean().item() == pytest.approx(figures.logprob_gap)
     assert torch.equal(gaps_N[:5], gaps_N[11:])

@@ -18,8 +18,9 @@ from seamlessflow.contracts import Float32s, Int32s, Sample
 from seamlessflow.errors import BadInput
 from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.data.batch import TrainingBatch, make_batch
-from seamlessflow_trainer.data.groups import Group
-from seamlessflow_trainer.learner.learner import Abandoned, Learner, NotFinite, learning_rate_at
+from seamlessflow_trainer.data.groups import TrainingGroup
+from seamlessflow_trainer.learner.base import Abandoned, NotFinite
+from seamlessflow_trainer.learner.learner import Learner, learning_rate_at
 from seamlessflow_trainer.learner.model_loading import (
     check_architecture,
     load_learner,
@@ -68,7 +69,7 @@ def random_batch(seed: int, **algorithm: object) -> TrainingBatch:
     for name in "ab":
         prefix = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 6))]
         members = [samples_ready(name, i, [random_sample(rng, prefix)], rng.random()) for i in range(3)]
-        groups.append(Group(name, tuple(members)))
+        groups.append(TrainingGroup(name, tuple(members)))
     config = parse_run_config(run_document(Path("x"), **algorithm)).algorithm
     return make_batch(groups, VersionSteps([(0, 0)]), 0, 0, config)
 
@@ -124,7 +125,7 @@ def test_members_without_an_advantage_count_and_are_not_computed(tiny_llama: Pat
     teaching = [samples_ready("a", i, [random_sample(rng, [1, 2])], float(i)) for i in range(2)]
     solved = [samples_ready("b", i, [random_sample(rng, [3, 4])], 1.0) for i in range(2)]
     alone, both = (
-        make_batch([Group(m[0].origin.group, tuple(m)) for m in groups], VersionSteps([(0, 0)]), 0, 0, settings_)
+        make_batch([TrainingGroup(m[0].origin.group, tuple(m)) for m in groups], VersionSteps([(0, 0)]), 0, 0, settings_)
         for groups in ([teaching], [teaching, solved])
     )
     learner = a_learner(tiny_llama)
@@ -155,7 +156,7 @@ def test_rewarded_answers_become_likelier(tiny_llama: Path) -> None:
     good, bad = (
         Sample(token_ids=Int32s([3, 4, t]), spans=((2, 3),), logprobs=Float32s([-2.0]), versions=((0, 1),)) for t in (7, 8)
     )
-    group = Group("g", (samples_ready("g", 0, [good], 1.0), samples_ready("g", 1, [bad], 0.0)))
+    group = TrainingGroup("g", (samples_ready("g", 0, [good], 1.0), samples_ready("g", 1, [bad], 0.0)))
     batch = make_batch([group], VersionSteps([(0, 0)]), 0, 0, parse_run_config(run_document(tiny_llama)).algorithm)
     before = logprobs_of(learner, batch)
     learner.train(batch, learning_rate=1e-3)

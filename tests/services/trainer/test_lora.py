@@ -21,12 +21,12 @@ from seamlessflow.weights.adapters import ADAPTER_FILE, AdapterFacts
 from seamlessflow.weights.fetch import fetch_version
 from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.data.batch import TrainingBatch, make_batch
-from seamlessflow_trainer.data.groups import Group
+from seamlessflow_trainer.data.groups import TrainingGroup
 from seamlessflow_trainer.learner import model_loading
 from seamlessflow_trainer.learner.lora import AdapterLearner, MergedLayer
 from seamlessflow_trainer.learner.model_loading import load_learner
 from seamlessflow_trainer.steps.checkpoints import snapshot
-from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
+from seamlessflow_trainer.weights.lora_versions import AdapterVersionBuilder, publish_base
 from tests.services.trainer.trainer_world import RUN, VOCABULARY, make_tiny_llama, run_document, samples_ready
 
 TEMPERATURE = 0.7
@@ -55,7 +55,7 @@ def a_batch(seed: int) -> TrainingBatch:
             for row, before in zip(rows.tolist(), logprobs.tolist(), strict=True)
         ]
         members = [samples_ready(name, i, [sample], float(i)) for i, sample in enumerate(samples)]
-        groups.append(Group(name, tuple(members)))
+        groups.append(TrainingGroup(name, tuple(members)))
     return make_batch(groups, VersionSteps([(0, 0)]), 0, 0, parse_run_config(run_document(Path("x"))).algorithm)
 
 
@@ -95,7 +95,7 @@ class Published:
     def __init__(self, folder: Path, learner: AdapterLearner, dtype: torch.dtype) -> None:
         self.store, self.folder, self.learner = Store(f"file://{folder}/store"), folder, learner
         base = publish_base(self.store, RUN, learner.base_weights(), dtype)
-        self.maker, self.newest = AdapterMaker(AdapterFacts(*base, learner.adapter_config)), -1
+        self.maker, self.newest = AdapterVersionBuilder(AdapterFacts(*base, learner.adapter_config)), -1
 
     def publish(self) -> Path:
         """The folder of the next version, on this machine."""

@@ -29,7 +29,7 @@ from seamlessflow_trainer.learner.learner import Learner
 from seamlessflow_trainer.weights import publisher as publishing
 from seamlessflow_trainer.weights import version_files
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
-from seamlessflow_trainer.weights.version_files import MOST_MISSES, NumbersOnly, VersionMaker
+from seamlessflow_trainer.weights.version_files import MOST_MISSES, DeltaVersionBuilder, FiniteCheck
 from tests.services.trainer.test_trainer_versions import Weights
 from tests.services.trainer.trainer_world import RUN, World, by_index, run_document
 
@@ -177,7 +177,7 @@ def test_only_what_was_infinite_from_the_start_may_be() -> None:
     """A mask that is kept as a buffer; no NaN, in no weights, and nothing that the served dtype has no value for."""
     mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), float("-inf"))
     weights = {"mask": mask, "w": torch.ones(3), "none": torch.ones(0), "ids": torch.arange(3)}
-    numbers = NumbersOnly(torch.float16)
+    numbers = FiniteCheck(torch.float16)
     numbers.check(weights, "first")
     numbers.check(weights, "second")
 
@@ -185,9 +185,9 @@ def test_only_what_was_infinite_from_the_start_may_be() -> None:
         with pytest.raises(BadInput, match=f"third: tensor {name} has values"):
             numbers.check(weights | {name: torch.tensor([0.0, value])}, "third")
     with pytest.raises(BadInput, match=r"first: tensor w has values too large for torch\.float16"):
-        NumbersOnly(torch.float16).check({"w": torch.tensor([-70000.0])}, "first")
+        FiniteCheck(torch.float16).check({"w": torch.tensor([-70000.0])}, "first")
     with pytest.raises(BadInput, match="first: tensor w has values that are NaN"):
-        NumbersOnly(torch.float16).check({"w": torch.tensor([float("nan"), float("inf")])}, "first")
+        FiniteCheck(torch.float16).check({"w": torch.tensor([float("nan"), float("inf")])}, "first")
 
 
 async def test_a_step_that_makes_no_numbers_stops_the_run_with_a_reason(
@@ -282,7 +282,7 @@ def test_weights_that_promise_no_delta_are_never_held_twice(tmp_path: Path, monk
     weights.publish()
     weights.step(1e-2)
     weights.publish()
-    weights.maker = VersionMaker(torch.float32, 9)
+    weights.maker = DeltaVersionBuilder(torch.float32, 9)
     weights.publish(is_said=False)
     weights.publish()
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamlessflow_trainer.steps.train_step import Standing, step_to_keep
+from seamlessflow_trainer.steps.train_step import StepState, step_to_commit
 
 
-def standing(step: int, *, is_between: bool = False) -> Standing:
-    made = Standing(step)
+def standing(step: int, *, is_between: bool = False) -> StepState:
+    made = StepState(step)
     if is_between:
         made.begin()
     return made
@@ -19,7 +19,7 @@ def standing(step: int, *, is_between: bool = False) -> Standing:
 @given(st.lists(st.sampled_from(["taken", "undone", "begun only"])))
 def test_it_is_exact_between_steps_only_and_counts_those_taken(fates: list[str]) -> None:
     """Whatever became of the steps before: a step given up leaves it where it was, one without an end leaves it nowhere."""
-    made = Standing(3)
+    made = StepState(3)
     for fate in fates:
         made.begin()
         assert made.exact is None
@@ -35,7 +35,7 @@ def test_it_is_exact_between_steps_only_and_counts_those_taken(fates: list[str])
 def test_a_step_that_never_began_was_not_taken() -> None:
     """Our own mistake would put a wrong number on a checkpoint."""
     with pytest.raises(AssertionError):
-        Standing(1).taken()
+        StepState(1).taken()
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_a_step_is_kept_when_it_is_exact_and_new(is_between: bool, committed_ste
     """At step 5."""
     where = standing(5, is_between=is_between)
 
-    assert step_to_keep(where, committed_step=committed_step) == kept
+    assert step_to_commit(where, committed_step=committed_step) == kept

@@ -17,7 +17,7 @@ from seamlessflow.weights.fetch import fetch_version
 from seamlessflow.weights.manifest import read_manifest
 from seamlessflow.weights.safetensors_file import map_tensors
 from seamlessflow_trainer.steps.checkpoints import CheckpointStore
-from seamlessflow_trainer.weights.lora_versions import AdapterMaker, publish_base
+from seamlessflow_trainer.weights.lora_versions import AdapterVersionBuilder, publish_base
 from tests.store.earlier_store import BASE, FULL, LAYER, LORA, earlier_store, path_of
 
 MODEL = {name: torch.from_numpy(values) for name, values in BASE.items()}
@@ -53,7 +53,7 @@ def test_another_model_is_refused_by_that_digest_too(earlier: Store):
 def test_adapters_of_now_stand_on_its_base(earlier: Store, tmp_path: Path):
     """Workers find it by what the manifest says."""
     config = read_manifest(earlier, path_of(LORA, 0), 0).adapter.config
-    maker = AdapterMaker(AdapterFacts(*published(earlier), config))
+    maker = AdapterVersionBuilder(AdapterFacts(*published(earlier), config))
     matrices = {f"{LAYER}.lora_A.weight": torch.ones(1, 6), f"{LAYER}.lora_B.weight": torch.ones(4, 1)}
     made = maker.make(matrices, version=1, step=1, newest=1)
     publish_folder(earlier, path_of(LORA, 1), made.contents(), made.facts)

@@ -34,7 +34,7 @@ from seamlessflow_trainer import device_turn
 from seamlessflow_trainer.config import TrainerSettings
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.device_turn import DeviceTurn
-from seamlessflow_trainer.learner.learner import StepFigures
+from seamlessflow_trainer.learner.base import StepFigures
 from tests.services.trainer.trainer_world import NODE, RUN, World, by_index
 
 MakeWorld = Callable[..., Awaitable[World]]
@@ -248,7 +248,7 @@ def train_lease(epoch: int) -> Lease:
 
 async def test_what_could_not_be_said_is_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gang waits until it hears that its member has its device."""
-    monkeypatch.setattr(device_turn, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(device_turn, "REPUBLISH_SECONDS", 0.01)
     hearing = Hearing(num_failures=2)
     turn = DeviceTurn(DeviceLock(tmp_path, NODE), hearing, NODE)
     await turn.on_lease(train_lease(3))

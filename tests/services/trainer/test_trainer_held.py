@@ -41,7 +41,7 @@ from seamlessflow.errors import BadInput, Damaged, Superseded
 from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, publish_folder
 from seamlessflow_trainer.steps import checkpoints
-from seamlessflow_trainer.steps.checkpoints import BARRIER, BARRIER_WORDS, CheckpointStore
+from seamlessflow_trainer.steps.checkpoints import BARRIER, BARRIER_TEXT, CheckpointStore
 from tests.services.trainer.trainer_accounts import feed
 from tests.services.trainer.trainer_world import RUN, World
 
@@ -327,7 +327,7 @@ async def test_what_an_earlier_release_takes_for_the_newest_checkpoint_stops_it_
     assert names == [BARRIER] and facts["files"] == {}
     with pytest.raises(ValueError, match="is trained by a later release of SeamlessFlow") as wrong:
         [GroupTrained.model_validate(fields) for fields in facts["trained"]]
-    assert BARRIER_WORDS in str(wrong.value)
+    assert BARRIER_TEXT in str(wrong.value)
 
 
 async def test_what_an_earlier_release_publishes_behind_a_claim_swallows_nothing_of_ours(make_world: MakeWorld) -> None:

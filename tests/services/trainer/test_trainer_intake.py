@@ -13,7 +13,7 @@ from seamlessflow.contracts import DropReason, Event, Float32s, GroupDropped, In
 from seamlessflow.contracts.subjects import subject_of
 from seamlessflow.errors import BadInput, MalformedMessage, Unavailable
 from seamlessflow_trainer.data.groups import GroupBook
-from seamlessflow_trainer.data.sample_queue import Intake
+from seamlessflow_trainer.data.sample_queue import SampleQueue
 from tests.services.trainer.trainer_world import RUN, VOCABULARY, samples_ready
 
 
@@ -55,17 +55,17 @@ class Post:
         self.said.append(event)
 
 
-def an_intake(post: Post, *, closed: tuple[str, ...] = ()) -> Intake:
+def an_intake(post: Post, *, closed: tuple[str, ...] = ()) -> SampleQueue:
     book = GroupBook(group_size=2, max_attempts=2, drop_zero_variance=True, closed=closed)
     context: Any = SimpleNamespace(handlers=post, journal=post)
     claim: Any = post
-    return Intake(context, claim, RUN, book, group_size=2, vocab_size=VOCABULARY)
+    return SampleQueue(context, claim, RUN, book, group_size=2, vocab_size=VOCABULARY)
 
 
-async def arrive(intake: Intake, message: Message, failure: Exception | None = None, *, opens: bool = True) -> None:
+async def arrive(sample_queue: SampleQueue, message: Message, failure: Exception | None = None, *, opens: bool = True) -> None:
     """Deliver it; ``opens`` False: its bytes are still on their way when this returns."""
     delivery: Any = message
-    task = asyncio.create_task(intake.on_delivery(delivery))
+    task = asyncio.create_task(sample_queue.on_delivery(delivery))
     if failure is not None:
         message.opened.set_exception(failure)
     elif opens:
@@ -83,54 +83,54 @@ def member(index: int, group: str = "g", *, broken: bool = False) -> SamplesRead
 @pytest.mark.parametrize("store_was_away", [False, True])
 async def test_the_end_waits_for_samples_that_came_before_it(store_was_away: bool) -> None:
     """The last step would else miss the groups whose samples are large and still being read from the store."""
-    intake = an_intake(Post())
+    sample_queue = an_intake(Post())
     slow = Message(member(1), 2)
-    await arrive(intake, Message(member(0), 1))
-    await arrive(intake, slow, Unavailable("store") if store_was_away else None, opens=False)
+    await arrive(sample_queue, Message(member(0), 1))
+    await arrive(sample_queue, slow, Unavailable("store") if store_was_away else None, opens=False)
     end = TrainingEndRequested(run=RUN, reason="tasks_ended", train_rest=True)
-    await arrive(intake, Message(end, 3))
-    await arrive(intake, Message(member(0, "later"), 4), opens=False)
-    assert intake.end is None
+    await arrive(sample_queue, Message(end, 3))
+    await arrive(sample_queue, Message(member(0, "later"), 4), opens=False)
+    assert sample_queue.end is None
 
     if store_was_away:
-        await arrive(intake, Message(member(1), 2))
+        await arrive(sample_queue, Message(member(1), 2))
     else:
         slow.opened.set_result(None)
         await asyncio.sleep(0.01)
-    assert intake.end == end and [group.group for group in intake.book.ready] == ["g"]
+    assert sample_queue.end == end and [group.group for group in sample_queue.book.ready] == ["g"]
 
 
 async def test_an_end_that_wants_no_further_step_waits_for_nothing() -> None:
     """Somebody stops the run."""
-    intake = an_intake(Post())
-    await arrive(intake, Message(member(0), 1), opens=False)
-    await arrive(intake, Message(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False), 2))
+    sample_queue = an_intake(Post())
+    await arrive(sample_queue, Message(member(0), 1), opens=False)
+    await arrive(sample_queue, Message(TrainingEndRequested(run=RUN, reason="stopped", train_rest=False), 2))
 
-    assert intake.end is not None and intake.stop_now.is_set()
+    assert sample_queue.end is not None and sample_queue.stop_now.is_set()
 
 
 async def test_an_end_does_not_wait_for_what_is_a_dead_letter() -> None:
     """It never becomes samples."""
-    intake = an_intake(Post())
+    sample_queue = an_intake(Post())
     rotten = Message(member(0), 1)
-    await arrive(intake, rotten, opens=False)
-    await arrive(intake, Message(TrainingEndRequested(run=RUN, reason="tasks_ended", train_rest=True), 2))
-    assert intake.end is None
+    await arrive(sample_queue, rotten, opens=False)
+    await arrive(sample_queue, Message(TrainingEndRequested(run=RUN, reason="tasks_ended", train_rest=True), 2))
+    assert sample_queue.end is None
     rotten.opened.set_exception(MalformedMessage("rot"))
     await asyncio.sleep(0.01)
 
-    assert intake.end is not None
+    assert sample_queue.end is not None
 
 
 @pytest.mark.parametrize("failure", [None, MalformedMessage("not a SamplesReady"), BadInput("blob is gone")])
 async def test_a_group_with_a_member_that_is_a_dead_letter_is_dropped(failure: BadInput | None) -> None:
     """It could never be complete: said to have failed, and what was held of it is acknowledged; so is what still comes."""
     post = Post()
-    intake = an_intake(post)
+    sample_queue = an_intake(post)
     held, bad, late = Message(member(0), 1), Message(member(1, broken=True), 2), Message(member(0), 3)
-    await arrive(intake, held)
-    await arrive(intake, bad, failure)
-    await arrive(intake, late)
+    await arrive(sample_queue, held)
+    await arrive(sample_queue, bad, failure)
+    await arrive(sample_queue, late)
 
     assert post.said == [GroupDropped(run=RUN, group="g", reason=DropReason.FAILED, nonce="ours")]
     assert bad.fate.startswith("dead: ") and (held.fate, late.fate) == ("ack", "ack")
@@ -139,13 +139,13 @@ async def test_a_group_with_a_member_that_is_a_dead_letter_is_dropped(failure: B
 async def test_a_dead_letter_changes_nothing_for_a_group_that_is_complete_or_closed() -> None:
     """What is complete may be in a step already; its end is said by whoever commits it."""
     post = Post()
-    intake = an_intake(post, closed=("over",))
+    sample_queue = an_intake(post, closed=("over",))
     for index in (0, 1):
-        await arrive(intake, Message(member(index), index + 1))
-    await arrive(intake, Message(member(1, broken=True), 3))
-    await arrive(intake, Message(member(1, "over", broken=True), 4))
+        await arrive(sample_queue, Message(member(index), index + 1))
+    await arrive(sample_queue, Message(member(1, broken=True), 3))
+    await arrive(sample_queue, Message(member(1, "over", broken=True), 4))
 
-    assert post.said == [] and [group.group for group in intake.book.ready] == ["g"]
+    assert post.said == [] and [group.group for group in sample_queue.book.ready] == ["g"]
 
 
 def test_deliveries_here_are_deliveries() -> None:

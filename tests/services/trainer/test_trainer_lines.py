@@ -21,7 +21,8 @@ from seamlessflow.errors import Superseded, Unavailable
 from seamlessflow.runtime import DeviceLock
 from seamlessflow_trainer import incarnations
 from seamlessflow_trainer.incarnations import LONGEST_PAUSE_SECONDS, pause_seconds
-from seamlessflow_trainer.learner.learner import Abandoned, Learner
+from seamlessflow_trainer.learner.base import Abandoned
+from seamlessflow_trainer.learner.learner import Learner
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 from tests.services.trainer.test_trainer_gang import is_free, until
 from tests.services.trainer.trainer_accounts import feed

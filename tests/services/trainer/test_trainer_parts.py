@@ -37,9 +37,10 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.errors import ConfigError
 from seamlessflow.weights.staleness import VersionSteps
-from seamlessflow_trainer.data.batch import Feed, TrainingBatch, joined, make_batch
-from seamlessflow_trainer.data.groups import Group
-from seamlessflow_trainer.learner.learner import Abandoned
+from seamlessflow_trainer.data.batch import TrainingBatch, joined_batch, make_batch
+from seamlessflow_trainer.data.batch_feed import BatchFeed
+from seamlessflow_trainer.data.groups import TrainingGroup
+from seamlessflow_trainer.learner.base import Abandoned
 from seamlessflow_trainer.steps import train_step
 from tests.services.trainer.test_learner import a_learner, random_sample
 from tests.services.trainer.trainer_accounts import until_all_is_acknowledged
@@ -58,11 +59,11 @@ def cut_batch(seed: int, cuts: list[int]) -> tuple[TrainingBatch, list[TrainingB
         equal = rng.random() < 0.3  # members that teach nothing count as tokens all the same
         rewards = [0.5] * 3 if equal else [rng.random() for _ in range(3)]
         members = [samples_ready(name, i, [random_sample(rng, prefix)], reward) for i, reward in enumerate(rewards)]
-        groups.append(Group(name, tuple(members)))
+        groups.append(TrainingGroup(name, tuple(members)))
     algorithm = parse_run_config(run_document(Path("x"))).algorithm
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(groups)}), len(groups)]
 
-    def batch(some: list[Group]) -> TrainingBatch:
+    def batch(some: list[TrainingGroup]) -> TrainingBatch:
         return make_batch(some, VersionSteps([(0, 0)]), 0, 0, algorithm)
 
     return batch(groups), [batch(groups[first:last]) for first, last in pairwise(edges)]
@@ -90,7 +91,7 @@ def test_parts_make_the_step_of_the_whole_batch(seed: int, cuts: list[int], tiny
 def test_joined_parts_are_the_batch(seed: int, cuts: list[int]) -> None:
     """Every list of it, and the numbers by which paths find their tokens."""
     batch, parts = cut_batch(seed, cuts)
-    again = joined(parts)
+    again = joined_batch(parts)
     for each in fields(TrainingBatch):
         mine, other = getattr(again, each.name), getattr(batch, each.name)
         assert torch.equal(mine, other) if isinstance(other, torch.Tensor) else mine == other
@@ -98,7 +99,7 @@ def test_joined_parts_are_the_batch(seed: int, cuts: list[int]) -> None:
 
 def test_a_feed_waits_for_parts_and_for_its_end() -> None:
     """The learner's thread stands still meanwhile."""
-    feed, seen = Feed(), list[TrainingBatch]()
+    feed, seen = BatchFeed(), list[TrainingBatch]()
     _, parts = cut_batch(1, [1, 2])
     thread = threading.Thread(target=lambda: seen.extend(feed))
     thread.start()
@@ -113,7 +114,7 @@ def test_a_feed_waits_for_parts_and_for_its_end() -> None:
 
 def test_a_feed_that_is_given_up_ends_the_step() -> None:
     """Whatever was put before."""
-    feed = Feed()
+    feed = BatchFeed()
     feed.give_up()
     feed.give_up()
     with pytest.raises(Abandoned):

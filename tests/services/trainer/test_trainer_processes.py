@@ -39,7 +39,7 @@ from seamlessflow.contracts import (
 )
 from seamlessflow.contracts.routes import BUCKETS, CONTROL_STREAM, HINT_POKE, LEASES_BUCKET
 from seamlessflow.contracts.subjects import subject_filter
-from seamlessflow_trainer.steps.checkpoints import BARRIER_WORDS
+from seamlessflow_trainer.steps.checkpoints import BARRIER_TEXT
 from tests.services.trainer.trainer_accounts import feed
 from tests.services.trainer.trainer_world import NODE, RUN, World, run_document
 
@@ -90,6 +90,8 @@ def trainer_process(
         "PYTHONPATH": f"{checkout}:{checkout / 'shared'}",
     }
     is_package = (checkout / "services" / "trainer" / "seamlessflow_trainer").is_dir()
+    if is_package:
+        environment["PYTHONPATH"] += f":{checkout / 'services' / 'trainer'}"
     module = "seamlessflow_trainer" if is_package else "services.trainer"  # as releases before that had it
     with (world.folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", module], env=environment, cwd=checkout, stdout=log, stderr=log)
@@ -180,7 +182,7 @@ async def test_a_trainer_of_the_release_before_claims_stops_with_a_sentence(
         await world.give("old", Role.ROLLOUT, trainer=True)
         code = await exit_code(old, 60)
 
-    assert code == 1 and BARRIER_WORDS in (world.folder / "old.log").read_text()
+    assert code == 1 and BARRIER_TEXT in (world.folder / "old.log").read_text()
     added = (await world.heard(Event))[len(before) :]
     assert not [event for event in added if isinstance(event, WeightsPublished | TrainingEnded | TrainerStarted)]
     assert await world.bus.last(CONTROL_STREAM, subject_filter(RunStopRequested, run=RUN)) is None

@@ -22,7 +22,7 @@ from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_rollout_worker.weights.local_versions import LocalVersions
 from seamlessflow_trainer.weights.publisher import WeightsPublisher
 from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
-from seamlessflow_trainer.weights.version_files import MOST_MISSES, VersionMaker
+from seamlessflow_trainer.weights.version_files import MOST_MISSES, DeltaVersionBuilder
 from tests.services.trainer.trainer_world import RUN, World, by_index, run_document
 
 
@@ -33,7 +33,7 @@ class Weights:
         torch.manual_seed(0)
         self.live = {"body": torch.randn(200, 300), "norm": torch.ones(300), "steps": torch.tensor([0])}
         self.store, self.folder, self.dtype = Store(f"file://{folder}/store"), folder, dtype
-        self.maker = VersionMaker(dtype, full_every)
+        self.maker = DeltaVersionBuilder(dtype, full_every)
         self.newest = -1
 
     def step(self, size: float = 1e-4) -> None:
@@ -220,7 +220,7 @@ async def test_a_late_writer_touches_nothing_of_what_another_published(tmp_path:
     world = await World(tmp_path, run_document(tiny_llama)).open()
     late, weights = publisher_of(world), Weights(tmp_path)
     await late.publish(weights.live, step=0, epoch=0)
-    files = late._maker.make(weights.live, version=1, step=1, newest=0)
+    files = late._version_builder.make(weights.live, version=1, step=1, newest=0)
     other = publisher_of(world)
     await other.join()
     weights.step()

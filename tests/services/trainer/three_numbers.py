@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seamlessflow_trainer.data.batch import TrainingBatch
-from seamlessflow_trainer.learner.learner import Abandoned, StepFigures
+from seamlessflow_trainer.learner.base import Abandoned, StepFigures
 
 MOST_GROUPS = 7
 """g0 to g6: all digits together are whole numbers that float32 holds."""

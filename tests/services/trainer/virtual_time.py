@@ -23,7 +23,7 @@ from greenlet import getcurrent, greenlet
 import seamlessflow.weights.download
 import seamlessflow.weights.partial_file
 import seamlessflow.weights.stored_file
-import seamlessflow_trainer.data.batch
+import seamlessflow_trainer.data.batch_feed
 
 _real_monotonic, _real_time = time.monotonic, time.time
 EPOCH = 1_800_000_000.0
@@ -153,7 +153,7 @@ def threads_inline() -> Iterator[None]:
         patch.object(asyncio, "to_thread", to_thread),
         patch.object(time, "monotonic", _monotonic),
         patch.object(time, "time", _time),
-        patch.object(seamlessflow_trainer.data.batch, "SimpleQueue", InlineQueue),
+        patch.object(seamlessflow_trainer.data.batch_feed, "SimpleQueue", InlineQueue),
         patch.object(seamlessflow.weights.download, "PAUSES_SECONDS", (0.0,)),
         patch.object(pools[0], "ThreadPoolExecutor", InlineExecutor),
         patch.object(pools[1], "ThreadPoolExecutor", InlineExecutor),

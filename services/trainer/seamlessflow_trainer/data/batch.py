@@ -6,10 +6,8 @@ Pure. Dimensions: N trained tokens of the step; ``Path.first`` counts in it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,8 @@ from seamlessflow.contracts import EpisodeTokens, Sample
 from seamlessflow.weights.staleness import VersionSteps
 from seamlessflow_trainer.algorithms.grpo import group_advantages
 from seamlessflow_trainer.algorithms.off_policy_correction import Bools, masked, token_ages, token_versions
-from seamlessflow_trainer.learner.learner import Abandoned
 
-from .groups import Group
+from .groups import TrainingGroup
 from .packing import Path
 
 
@@ -32,7 +29,7 @@ from .packing import Path
 class TrainingBatch:
     """What one optimiser step learns from."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[TrainingGroup, ...]
     paths: tuple[tuple[Path, ...], ...]
     """Per group; a path without trained tokens is among them and is skipped by the packing."""
     engine_logprobs_N: Tensor
@@ -66,35 +63,35 @@ class TrainingBatch:
         return sum(self.ages.values())
 
 
-def is_stale(group: Group, steps: VersionSteps, current_step: int, *, max_staleness: int) -> bool:
+def is_stale(group: TrainingGroup, steps: VersionSteps, current_step: int, *, max_staleness: int) -> bool:
     """Whether every token of the group is older than the bound."""
     return all(steps.age(version, current_step) > max_staleness for version in group.weights_versions)
 
 
 def make_batch(
-    groups: Sequence[Group], steps: VersionSteps, current_step: int, weights_version: int, algorithm: AlgorithmSection
+    groups: Sequence[TrainingGroup], steps: VersionSteps, current_step: int, weights_version: int, algorithm: AlgorithmSection
 ) -> TrainingBatch:
     """Judge every token of some groups as of ``current_step`` optimiser steps done. Raises BadInput on a negative age."""
-    maker = _Maker(steps, current_step, weights_version, algorithm)
+    builder = _BatchBuilder(steps, current_step, weights_version, algorithm)
     paths, episodes = [], []
     for group in groups:
         advantages = group_advantages(group.rewards, normalize_std=algorithm.normalize_std)
-        made = [maker.member(m.episode, m.samples, a) for m, a in zip(group.members, advantages, strict=True)]
+        made = [builder.member(m.episode, m.samples, a) for m, a in zip(group.members, advantages, strict=True)]
         paths.append(tuple(path for member_paths, _ in made for path in member_paths))
         episodes.append(tuple(account for _, account in made))
     return TrainingBatch(
         groups=tuple(groups),
         paths=tuple(paths),
-        engine_logprobs_N=_joined(maker.logprobs, np.float32),
-        advantages_N=_joined(maker.advantages, np.float32),
-        is_current_N=_joined(maker.is_current, np.bool_),
+        engine_logprobs_N=_concatenated(builder.logprobs, np.float32),
+        advantages_N=_concatenated(builder.advantages, np.float32),
+        is_current_N=_concatenated(builder.is_current, np.bool_),
         episodes=tuple(episodes),
-        ages=maker.ages,
+        ages=builder.ages,
     )
 
 
 @dataclass(slots=True)
-class _Maker:
+class _BatchBuilder:
     """Appends to all per-token arrays together, so that they always have one length. Whole samples at a time: a step may have
     millions of tokens."""
 
@@ -141,51 +138,11 @@ class _Maker:
         return Path(list(sample.token_ids), trained.tolist(), first), +counts
 
 
-def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> Tensor:
+def _concatenated(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> Tensor:
     return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
 
-# The parts of a step on their way to the learner: put in the event loop, taken in the learner's thread.
-#
-# groups that are there when the step begins ──▶ first part ──▶ gradients
-# groups that come while it learns           ──▶ further parts ──▶ gradients ──end──▶ normalised, and the step is taken
-
-
-class _Last(Enum):
-    """What comes instead of a part."""
-
-    END = "nothing more comes: take the step"
-    GIVE_UP = "nobody wants the step any more"
-
-
-class Feed:
-    """Iterate it in the learner's thread: it waits for the next part until ``end`` or ``give_up``, one of which must come.
-
-    Raises Abandoned after ``give_up``.
-    """
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[TrainingBatch | _Last] = SimpleQueue()
-
-    def put(self, part: TrainingBatch) -> None:
-        self._queue.put(part)
-
-    def end(self) -> None:
-        self._queue.put(_Last.END)
-
-    def give_up(self) -> None:
-        """Idempotent, and nothing after ``end``."""
-        self._queue.put(_Last.GIVE_UP)
-
-    def __iter__(self) -> Iterator[TrainingBatch]:
-        while (item := self._queue.get()) is not _Last.END:
-            if item is _Last.GIVE_UP:
-                raise Abandoned("the step was given up while it waited for groups; nothing was changed")
-            assert isinstance(item, TrainingBatch)
-            yield item
-
-
-def joined(parts: Sequence[TrainingBatch]) -> TrainingBatch:
+def joined_batch(parts: Sequence[TrainingBatch]) -> TrainingBatch:
     """The batch that all parts are together."""
     if len(parts) == 1:
         return parts[0]

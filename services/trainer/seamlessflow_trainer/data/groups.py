@@ -18,7 +18,7 @@ from seamlessflow.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TrainingGroup:
     """All members of a group that completed, by index; at least two of them."""
 
     group: str
@@ -44,7 +44,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenGroup:
     finals: dict[int, SamplesReady] = field(default_factory=dict)
     episodes: set[str] = field(default_factory=set)
 
@@ -55,8 +55,8 @@ class GroupBook:
     def __init__(self, *, group_size: int, max_attempts: int, drop_zero_variance: bool, closed: Iterable[str] = ()) -> None:
         self._group_size, self._max_attempts, self._drop_zero_variance = group_size, max_attempts, drop_zero_variance
         self._closed = set(closed)
-        self._open: dict[str, _Open] = {}
-        self._ready: dict[str, Group] = {}
+        self._open: dict[str, _OpenGroup] = {}
+        self._ready: dict[str, TrainingGroup] = {}
 
     def wants(self, samples: SamplesReady) -> bool:
         """Whether this delivery must be held: False for a closed group and for an attempt that another follows."""
@@ -68,25 +68,25 @@ class GroupBook:
         known = self._open.get(group)
         return group not in self._closed and (known is None or len(known.finals) < self._group_size)
 
-    def add(self, samples: SamplesReady) -> DropReason | Group | None:
+    def add(self, samples: SamplesReady) -> DropReason | TrainingGroup | None:
         """One wanted SamplesReady. Returns the group's judgement when this was its last member; else None.
 
         A Group is now ready to be taken. A DropReason is to be said, then the group closed. Each group is judged once.
         """
-        known = self._open.setdefault(samples.origin.group, _Open())
+        known = self._open.setdefault(samples.origin.group, _OpenGroup())
         if samples.episode in known.episodes or samples.origin.index in known.finals:
             return None
         known.episodes.add(samples.episode)
         known.finals[samples.origin.index] = samples
         if len(known.finals) < self._group_size:
             return None
-        group = Group(samples.origin.group, _completed(known.finals))
+        group = TrainingGroup(samples.origin.group, _completed(known.finals))
         reason = self._objection(group)
         if reason is None:
             self._ready[group.group] = group
         return reason or group
 
-    def _objection(self, group: Group) -> DropReason | None:
+    def _objection(self, group: TrainingGroup) -> DropReason | None:
         if len(group.members) < 2 or group.num_sampled == 0:
             return DropReason.FAILED
         if self._drop_zero_variance and min(group.rewards) == max(group.rewards):
@@ -94,16 +94,16 @@ class GroupBook:
         return None
 
     @property
-    def ready(self) -> list[Group]:
+    def ready(self) -> list[TrainingGroup]:
         """Complete groups that wait for a step; the one with the oldest tokens first, then in order of completion."""
         return sorted(self._ready.values(), key=lambda group: min(group.weights_versions))
 
-    def take(self, groups: Sequence[Group]) -> None:
+    def take(self, groups: Sequence[TrainingGroup]) -> None:
         """These go into a step; they stay open until closed."""
         for group in groups:
             del self._ready[group.group]
 
-    def put_back(self, groups: Sequence[Group]) -> None:
+    def put_back(self, groups: Sequence[TrainingGroup]) -> None:
         """The step did not happen."""
         self._ready = {group.group: group for group in groups} | self._ready
 

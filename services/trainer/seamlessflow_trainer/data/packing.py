@@ -57,7 +57,7 @@ class Pick:
 
 
 @dataclass(slots=True)
-class Row:
+class PackedRow:
     """A prefix tree, flattened."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -66,16 +66,16 @@ class Row:
     picks: list[Pick] = field(default_factory=list)
 
 
-def pack_group(paths: Sequence[Path], *, row_tokens: int) -> list[Row]:
+def pack_group(paths: Sequence[Path], *, row_tokens: int) -> list[PackedRow]:
     """Rows of at most ``row_tokens`` tokens, longer only where a single sample is. Paths without trained tokens vanish."""
-    rows: list[Row] = []
-    row, previous, walked = Row(), list[int](), list[int]()
+    rows: list[PackedRow] = []
+    row, previous, walked = PackedRow(), list[int](), list[int]()
     for path in sorted((p for p in paths if p.trained), key=lambda p: (list(p.inputs), p.first)):
         inputs = list(path.inputs)
         shared = common_prefix(previous, inputs)
         if row.token_ids and len(row.token_ids) + len(inputs) - shared > row_tokens:
             rows.append(row)
-            row, shared = Row(), 0
+            row, shared = PackedRow(), 0
         walked = _grow(row, walked[:shared], inputs)
         previous = inputs
         for offset, index in enumerate(path.trained):
@@ -91,7 +91,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
-def _grow(row: Row, ancestors: list[int], inputs: list[int]) -> list[int]:
+def _grow(row: PackedRow, ancestors: list[int], inputs: list[int]) -> list[int]:
     """Add what comes after ``ancestors`` of ``inputs``; returns where in the row each of the inputs is."""
     start, new = len(row.token_ids), inputs[len(ancestors) :]
     if new:
@@ -101,12 +101,12 @@ def _grow(row: Row, ancestors: list[int], inputs: list[int]) -> list[int]:
     return ancestors + list(range(start, start + len(new)))
 
 
-def plan_micro_batches(rows: Sequence[Row], *, token_budget: int) -> list[list[Row]]:
+def plan_micro_batches(rows: Sequence[PackedRow], *, token_budget: int) -> list[list[PackedRow]]:
     """Rows that go through the model together: rows times the longest of them is at most ``token_budget``.
 
     A row longer than the budget goes alone. Longest first, so that little is padding and memory fails early if it fails.
     """
-    batches: list[list[Row]] = []
+    batches: list[list[PackedRow]] = []
     for row in sorted(rows, key=lambda r: -len(r.token_ids)):  # stable: equal lengths keep their order
         longest = len(batches[-1][0].token_ids) if batches else 0
         if batches and longest * (len(batches[-1]) + 1) <= token_budget:
@@ -142,7 +142,7 @@ class MicroBatch:
         return MicroBatch(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
 
 
-def to_micro_batch(rows: Sequence[Row]) -> MicroBatch:
+def to_micro_batch(rows: Sequence[PackedRow]) -> MicroBatch:
     """Rows padded to the longest of them."""
     longest = max(len(row.token_ids) for row in rows)
     input_ids_BT = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -165,7 +165,7 @@ def to_micro_batch(rows: Sequence[Row]) -> MicroBatch:
     )
 
 
-def _draw_mask(mask_TT: Tensor, row: Row) -> None:
+def _draw_mask(mask_TT: Tensor, row: PackedRow) -> None:
     mask_TT.fill_diagonal_(True)
     for branch in row.branches:
         mask_TT[branch.start : branch.end, branch.start : branch.end].logical_or_(

@@ -76,8 +76,8 @@ UNREAD, END = "/unread", "/end"
 """Keys of deliveries that belong to no group; a group's id has no slash."""
 
 
-class Intake:
-    """One run's deliveries. ``news`` is set whenever something changed that the trainer may wait for."""
+class SampleQueue:
+    """One run's deliveries. ``changed`` is set whenever something changed that the trainer may wait for."""
 
     def __init__(
         self, context: Context, claim: CommitClaim, run: str, book: GroupBook, *, group_size: int, vocab_size: int
@@ -85,7 +85,7 @@ class Intake:
         self._context, self._claim, self._run, self.book = context, claim, run, book
         self._group_size, self._vocab_size = group_size, vocab_size
         self.held = HeldDeliveries()
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
         self.end: TrainingEndRequested | None = None
         self.stop_now = asyncio.Event()
         """Set with an ``end`` that does not want the rest trained: no further step begins."""
@@ -115,7 +115,7 @@ class Intake:
                 check_samples(event, group_size=self._group_size, vocab_size=self._vocab_size)
         except BadInput as wrong:
             self.held.forget(UNREAD, delivery)
-            await self._bury(delivery, str(wrong))
+            await self._dead_letter(delivery, str(wrong))
             self._placed(delivery)
         except Unavailable as wrong:
             self.held.forget(UNREAD, delivery)
@@ -126,12 +126,12 @@ class Intake:
             await self._place(delivery, event)
             self._placed(delivery)
 
-    async def _bury(self, delivery: Delivery, reason: str) -> None:
+    async def _dead_letter(self, delivery: Delivery, reason: str) -> None:
         """The group first: killed in between, the delivery comes again and finds the group closed."""
         group = _group_of(delivery.subject)
         if group is not None and self.book.is_incomplete(group):
             await self.drop([group], DropReason.FAILED)
-            self.news.set()
+            self.changed.set()
         await self._context.handlers.dead_letter(delivery, reason)
 
     def _placed(self, delivery: Delivery) -> None:
@@ -140,7 +140,7 @@ class Intake:
         if self._last_request is not None and self._last_request[0] <= min(self._unplaced, default=self._last_request[0]):
             self.end = self._last_request[1]
             self._last_request = None
-            self.news.set()
+            self.changed.set()
 
     async def _place(self, delivery: Delivery, event: Event) -> None:
         if self.over:
@@ -160,7 +160,7 @@ class Intake:
             return
         self.end = event
         self.stop_now.set()
-        self.news.set()
+        self.changed.set()
 
     async def _add(self, event: SamplesReady) -> None:
         judgement = self.book.add(event)
@@ -168,7 +168,7 @@ class Intake:
             if judgement is DropReason.ZERO_VARIANCE:
                 self.judged_rewards += self.book.rewards_of(event.origin.group)
             await self.drop([event.origin.group], judgement)
-        self.news.set()
+        self.changed.set()
 
     async def drop(self, groups: Iterable[str], reason: DropReason) -> None:
         """Publish the groups as dropped, then let go of their samples. Raises Superseded: neither was done."""

@@ -9,31 +9,23 @@ Knows nothing of runs, groups or the bus.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seamlessflow.config.training_sections import AlgorithmSection
-from seamlessflow.errors import BadInput, SeamlessFlowError
+from seamlessflow.errors import BadInput
 from seamlessflow_trainer.algorithms.grpo import policy_loss
 from seamlessflow_trainer.algorithms.off_policy_correction import importance_ratios, logprob_gap
+from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.data.packing import MicroBatch, Path, pack_group, plan_micro_batches, to_micro_batch
 
-if TYPE_CHECKING:  # a batch knows that steps are abandoned
-    from seamlessflow_trainer.data.batch import TrainingBatch
+from .base import Abandoned, NotFinite, StepFigures
 
 STATE_KINDS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's tensors for each parameter."""
-
-
-class NotFinite(SeamlessFlowError):
-    """A loss or gradient was infinite or not a number. The weights are as they were before the step."""
-
-
-class Abandoned(SeamlessFlowError):
-    """The step was given up between two micro-batches because somebody asked for it. The weights are as before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +38,6 @@ class Hyperparameters:
     max_grad_norm: float
     importance_cap: float
     micro_batch_tokens: int
-
-
-@dataclass(slots=True)
-class StepFigures:
-    """What a step measured, over the trained tokens with an advantage."""
-
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    importance_ratio: float = 0.0
-    """Mean before the cap."""
-    truncated_fraction: float = 0.0
-    num_computed: int = 0
-    """Tokens that these are means over; 0: no member had an advantage, and nothing was computed or changed."""
-    gap_sum: float = 0.0
-    gap_tokens: int = 0
-    gaps: list[Tensor] = field(default_factory=list)
-    """Of each part of the batch: [N] float32, |trainer - engine| of its trained tokens; NaN: not computed."""
-
-    @property
-    def logprob_gap(self) -> float | None:
-        """Mean |trainer - engine| over tokens of the current version; None: there were none."""
-        return self.gap_sum / self.gap_tokens if self.gap_tokens else None
 
 
 class Learner:

@@ -21,7 +21,8 @@ from seamlessflow.errors import BadInput
 from seamlessflow.weights.adapters import adapter_config, tensor_name
 from seamlessflow_trainer.data.batch import TrainingBatch
 
-from .learner import Hyperparameters, Learner, StepFigures
+from .base import StepFigures
+from .learner import Hyperparameters, Learner
 
 # A layer with an adapter, computed with the weights that engines have: base and adapter merged, and rounded as it is served.
 #

@@ -21,11 +21,11 @@ from seamlessflow.checkpoints.commit_claim import CommitClaim
 from seamlessflow.checkpoints.commit_history import Commit, CommitHistory
 from seamlessflow.contracts import RolledBack
 from seamlessflow.errors import Damaged, SeamlessFlowError
-from seamlessflow_trainer.blocking_work import in_thread, patiently
-from seamlessflow_trainer.learner.factory import StepLearner
+from seamlessflow_trainer.blocking_work import in_thread, in_thread_with_retry
+from seamlessflow_trainer.learner.base import StepLearner
 
 from .checkpoints import CheckpointStore, snapshot
-from .step_commits import append_patiently, commit_of
+from .step_commits import append_with_retry, commit_event
 
 log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ ADVICE = (
 """What can be done about a run that is held."""
 
 
-class Held(SeamlessFlowError):
+class DecisionNeeded(SeamlessFlowError):
     """The run cannot go on before a person decides. The message says what is wrong and what can be done."""
 
 
@@ -52,20 +52,20 @@ async def restore(
 ) -> int:
     """Load what training goes on from; returns its step, 0 without a checkpoint. ``history`` takes in what is appended.
 
-    Raises Held, Superseded; BadInput for a checkpoint of another model.
+    Raises DecisionNeeded, Superseded; BadInput for a checkpoint of another model.
     """
-    unexplained = await patiently("checkpoint.list", checkpoints.unexplained, history)
+    unexplained = await in_thread_with_retry("checkpoint.list", checkpoints.unexplained, history)
     if history.request is not None and history.wanted_step is not None:
         target = _kept_of_step(run, history, history.wanted_step, keep)
         return await _roll_back(claim, run, history, checkpoints, learner, target, history.request.request, unexplained)
     if unexplained:
-        raise Held(
+        raise DecisionNeeded(
             f"the store has checkpoints that the journal does not explain, as after a power loss that took its end: "
             f"{', '.join(unexplained)}; nothing is committed beside them. {ADVICE.format(run=run)}"
         )
     newest = history.newest
     if newest is None or not newest.has_claim:
-        earlier = await patiently("checkpoint.list", checkpoints.newest_of_earlier_release)
+        earlier = await in_thread_with_retry("checkpoint.list", checkpoints.newest_of_earlier_release)
         if earlier is not None:
             return await _adopt(claim, run, history, checkpoints, learner, earlier)
     return 0 if newest is None else (await _load(run, newest.checkpoint, checkpoints, learner)).step
@@ -104,25 +104,27 @@ async def _adopt(
     """Load an earlier release's checkpoint and commit a copy of it: others may still write into its folder."""
     checkpoint = replace(await _load(run, path, checkpoints, learner), line=claim.line, nonce=claim.nonce)
     copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))
-    committed = commit_of(run, claim, await patiently("checkpoint.write", checkpoints.write, checkpoint, copied), checkpoint)
-    await append_patiently(claim, committed)
+    committed = commit_event(
+        run, claim, await in_thread_with_retry("checkpoint.write", checkpoints.write, checkpoint, copied), checkpoint
+    )
+    await append_with_retry(claim, committed)
     history.apply(committed)
     return checkpoint.step
 
 
 async def _load(run: str, path: str, checkpoints: CheckpointStore, learner: StepLearner) -> Checkpoint:
     try:
-        checkpoint, tensors = await patiently("checkpoint.read", checkpoints.read, path)
+        checkpoint, tensors = await in_thread_with_retry("checkpoint.read", checkpoints.read, path)
     except Damaged as wrong:
-        raise Held(f"{wrong}. {ADVICE.format(run=run)}") from wrong
+        raise DecisionNeeded(f"{wrong}. {ADVICE.format(run=run)}") from wrong
     await in_thread(learner.restore, tensors.weights, tensors.optimizer_state)
     return checkpoint
 
 
 def _kept_of_step(run: str, history: CommitHistory, step: int, keep: int) -> Commit:
-    """The newest commit of a step among those whose checkpoints no trainer removes. Raises Held."""
+    """The newest commit of a step among those whose checkpoints no trainer removes. Raises DecisionNeeded."""
     if (target := history.target_of(step, keep)) is not None:
         return target
     steps = sorted({commit.step for commit in history.targets(keep)})
     there = f"those of steps {', '.join(map(str, steps))}" if steps else "none"
-    raise Held(f"a checkpoint of step {step} was asked for, and {there} are kept. {ADVICE.format(run=run)}")
+    raise DecisionNeeded(f"a checkpoint of step {step} was asked for, and {there} are kept. {ADVICE.format(run=run)}")

@@ -38,7 +38,7 @@ from seamlessflow.store.large_payloads import Store
 from seamlessflow.weights import MANIFEST, WEIGHTS_FILE, fetch_folder, publish_folder, remove_folder
 from seamlessflow_trainer.weights.safetensors_writer import safetensors_chunks
 
-BARRIER_WORDS = (
+BARRIER_TEXT = (
     "this run is trained by a later release of SeamlessFlow, whose commits this one would undo; nothing was changed. "
     "Start the later release"
 )
@@ -130,7 +130,7 @@ class CheckpointStore:
         path = f"{self._folder}/{BARRIER}/{MANIFEST}"
         if not self._store.exists(path):
             trained = [
-                {"run": BARRIER_WORDS, "group": "none", "step": 0, "episodes": []}
+                {"run": BARRIER_TEXT, "group": "none", "step": 0, "episodes": []}
             ]  # no run has such a name: it stops here
             facts = {"step": int(BARRIER), "line": 0, "trained": trained, "files": {}}
             self._store.write(path, json.dumps(facts, indent=1).encode())

@@ -24,7 +24,7 @@ from seamlessflow.errors import SeamlessFlowError
 from seamlessflow.logprob_gap import GAP_OF_NODE, GAP_STEPS, GapWatch, gap_limit
 from seamlessflow.runtime import Journal
 from seamlessflow_trainer.data.batch import TrainingBatch
-from seamlessflow_trainer.learner.learner import StepFigures
+from seamlessflow_trainer.learner.base import StepFigures
 
 # Whose tokens are furthest from the trainer's logprobs: from gaps by token to gaps by episode, and from those to nodes.
 #
@@ -62,7 +62,7 @@ def episode_gaps(batch: TrainingBatch, gaps_N: Tensor) -> dict[str, GapSum]:
     return found
 
 
-def sampled_by(events: Iterable[Event], weights_version: int) -> Counter[str]:
+def tokens_by_worker(events: Iterable[Event], weights_version: int) -> Counter[str]:
     """Worker to the tokens it sampled with a version, from what the journal holds of one episode's generations, in order.
 
     Who sampled none (a segment that only ends a generation has no tokens) is not in it."""
@@ -76,15 +76,15 @@ def sampled_by(events: Iterable[Event], weights_version: int) -> Counter[str]:
     return +counts
 
 
-def gaps_of(by_episode: Mapping[str, GapSum], shares: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+def mean_gaps(by_episode: Mapping[str, GapSum], shares: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     """Mean gap by whoever sampled. shares: by episode, how many tokens each did; without any it counts nowhere."""
     sums: dict[str, GapSum] = {}
     for episode, gap in by_episode.items():
         total = sum(shares.get(episode, {}).values())
-        for who, count in shares.get(episode, {}).items():
-            before, part = sums.get(who, GapSum(0.0, 0.0)), count / total
-            sums[who] = GapSum(before.total + part * gap.total, before.num_tokens + part * gap.num_tokens)
-    return {who: each.mean for who, each in sums.items()}
+        for name, count in shares.get(episode, {}).items():
+            before, part = sums.get(name, GapSum(0.0, 0.0)), count / total
+            sums[name] = GapSum(before.total + part * gap.total, before.num_tokens + part * gap.num_tokens)
+    return {name: each.mean for name, each in sums.items()}
 
 
 log = structlog.get_logger()
@@ -96,7 +96,7 @@ LOOK_SECONDS = 10.0
 """For looking them up: StepTaken waits for it."""
 
 
-def watch_of(config: RunConfig, dtype: str) -> GapWatch:
+def gap_watch(config: RunConfig, dtype: str) -> GapWatch:
     """As the run file says, or as rounding in the served precision explains."""
     algorithm = config.algorithm
     return GapWatch(algorithm.logprob_gap_limit or gap_limit(dtype), algorithm.logprob_gap_steps or GAP_STEPS)
@@ -107,7 +107,7 @@ class GapAlarm:
 
     def __init__(self, journal: Journal, run: str, config: RunConfig, dtype: str) -> None:
         self._journal, self._run = journal, run
-        self._engine, self._watch = config.model.engine, watch_of(config, dtype)
+        self._engine, self._watch = config.model.engine, gap_watch(config, dtype)
 
     async def judge(self, batch: TrainingBatch, figures: StepFigures, *, step: int, weights_version: int) -> dict[str, float]:
         """What StepTaken says of the step's gap beyond itself; nothing where none was measured.
@@ -122,8 +122,8 @@ class GapAlarm:
         if not self._watch.is_beyond:
             return metrics
         nodes = await self._by_node(batch, figures, weights_version)
-        say = log.error if self._watch.num_alarms else log.warning
-        say(
+        log_gap = log.error if self._watch.num_alarms else log.warning
+        log_gap(
             "logprob_gap.alarm" if self._watch.num_alarms else "logprob_gap.beyond",
             run=self._run,
             step=step,
@@ -146,7 +146,7 @@ class GapAlarm:
         except (SeamlessFlowError, TimeoutError) as wrong:
             log.warning("logprob_gap.nobody_named", run=self._run, reason=str(wrong) or f"not read in {LOOK_SECONDS:g} s")
             return {}
-        return gaps_of(asked, shares)
+        return mean_gaps(asked, shares)
 
     async def _nodes(self, weights_version: int) -> dict[str, str]:
         """Worker to node, of those that loaded the version."""
@@ -157,6 +157,6 @@ class GapAlarm:
         """By node; by the worker's own name where its node is not known."""
         events = await self._journal.all_on(SegmentSampled, self._run, episode=episode)
         shares: Counter[str] = Counter()
-        for worker, count in sampled_by(events, weights_version).items():
+        for worker, count in tokens_by_worker(events, weights_version).items():
             shares[nodes.get(worker, worker)] += count
         return shares

@@ -5,7 +5,7 @@
                              nothing names                  └ refused: another claim is newer, nothing is acknowledged
 
 One checkpoint is written at a time; a second one waits for the first. A learner is copied only while it stands exactly at
-the step (``standing``), so the caller waits for the copy before it goes on.
+the step (``step_state``), so the caller waits for the copy before it goes on.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from seamlessflow.checkpoints.commit_history import CommitHistory
 from seamlessflow.contracts import StepsCommitted, TrainedGroup
 from seamlessflow.errors import BusClosed, Unavailable
 from seamlessflow.runtime import Journal
-from seamlessflow_trainer.blocking_work import RETRY_SECONDS, in_thread, patiently
+from seamlessflow_trainer.blocking_work import RETRY_SECONDS, in_thread, in_thread_with_retry
 from seamlessflow_trainer.data.batch import TrainingBatch
-from seamlessflow_trainer.data.sample_queue import Intake
-from seamlessflow_trainer.learner.factory import StepLearner
+from seamlessflow_trainer.data.sample_queue import SampleQueue
+from seamlessflow_trainer.learner.base import StepLearner
 
 from .checkpoints import CheckpointStore, Snapshot, snapshot
 
 log = structlog.get_logger()
 
 
-class Commits:
+class StepCommitter:
     """One line's commits. ``history``: what the journal named until the line began; it takes in what this line commits."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Commits:
         for group, episodes in zip(batch.groups, batch.episodes, strict=True):
             self._trained.append(TrainedGroup(group=group.group, step=step, episodes=episodes))
 
-    async def begin(self, step: int, learner: StepLearner, intake: Intake, tasks: asyncio.TaskGroup) -> None:
+    async def begin(self, step: int, learner: StepLearner, sample_queue: SampleQueue, tasks: asyncio.TaskGroup) -> None:
         """Copy the learner as it is and write the copy in the background. Returns when learning may go on."""
         await self.settle()
         copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))
@@ -67,7 +67,7 @@ class Commits:
         predecessor = None if newest is None else newest.checkpoint
         checkpoint = Checkpoint(step, self._claim.line, tuple(self._trained), self._claim.nonce, predecessor)
         self._trained = []
-        self._writing = tasks.create_task(self._commit(checkpoint, copied, intake))
+        self._writing = tasks.create_task(self._commit(checkpoint, copied, sample_queue))
 
     def give_up(self) -> None:
         """A checkpoint being written is left without its manifest, as by a kill. Cancel whoever waits for it then."""
@@ -79,22 +79,22 @@ class Commits:
             await self._writing
             self._writing = None
 
-    async def _commit(self, checkpoint: Checkpoint, copied: Snapshot, intake: Intake) -> None:
+    async def _commit(self, checkpoint: Checkpoint, copied: Snapshot, sample_queue: SampleQueue) -> None:
         """Raises Superseded: it is not committed, and nothing was acknowledged or removed."""
         started = time.monotonic()
-        path = await patiently("checkpoint.write", self._store.write, checkpoint, copied, self._given_up.is_set)
+        path = await in_thread_with_retry("checkpoint.write", self._store.write, checkpoint, copied, self._given_up.is_set)
         log.info("checkpoint.durable", step=checkpoint.step, took_seconds=round(time.monotonic() - started, 2))
-        committed = commit_of(self._run, self._claim, path, checkpoint)
-        await append_patiently(self._claim, committed)
+        committed = commit_event(self._run, self._claim, path, checkpoint)
+        await append_with_retry(self._claim, committed)
         self._history.apply(committed)
         self.committed_step = checkpoint.step
         await publish_account(self._journal, self._run, checkpoint.trained)
         for trained in checkpoint.trained:
-            await intake.close(trained.group)
-        await patiently("checkpoint.prune", self._store.prune, self._history, self._keep, self._claim.line)
+            await sample_queue.close(trained.group)
+        await in_thread_with_retry("checkpoint.prune", self._store.prune, self._history, self._keep, self._claim.line)
 
 
-def commit_of(run: str, claim: CommitClaim, path: str, checkpoint: Checkpoint) -> StepsCommitted:
+def commit_event(run: str, claim: CommitClaim, path: str, checkpoint: Checkpoint) -> StepsCommitted:
     """The commit of a written checkpoint."""
     return StepsCommitted(
         run=run,
@@ -107,7 +107,7 @@ def commit_of(run: str, claim: CommitClaim, path: str, checkpoint: Checkpoint) -
     )
 
 
-async def append_patiently(claim: CommitClaim, event: StepsCommitted) -> None:
+async def append_with_retry(claim: CommitClaim, event: StepsCommitted) -> None:
     """Append, again and again while the store, in which a large account rests, is away. Raises Superseded."""
     while True:
         try:

@@ -26,16 +26,18 @@ from seamlessflow.contracts import BatchReady, DropReason, StepTaken
 from seamlessflow.errors import BadInput, SeamlessFlowError
 from seamlessflow.runtime import Context
 from seamlessflow_trainer.blocking_work import in_thread
-from seamlessflow_trainer.data.batch import Feed, TrainingBatch, is_stale, joined, make_batch
-from seamlessflow_trainer.data.groups import Group
-from seamlessflow_trainer.data.sample_queue import Intake
+from seamlessflow_trainer.data.batch import TrainingBatch, is_stale, joined_batch, make_batch
+from seamlessflow_trainer.data.batch_feed import BatchFeed
+from seamlessflow_trainer.data.groups import TrainingGroup
+from seamlessflow_trainer.data.sample_queue import SampleQueue
 from seamlessflow_trainer.device_turn import DeviceTurn
-from seamlessflow_trainer.learner.learner import Abandoned, NotFinite, StepFigures, learning_rate_at
-from seamlessflow_trainer.reporting import cannot_go_on, set_state
-from seamlessflow_trainer.run_start import Joined
+from seamlessflow_trainer.learner.base import Abandoned, NotFinite, StepFigures
+from seamlessflow_trainer.learner.learner import learning_rate_at
+from seamlessflow_trainer.reporting import report_failure, set_state
+from seamlessflow_trainer.run_start import RunStart
 
 from .logprob_gap_alarm import GapAlarm
-from .step_commits import Commits
+from .step_commits import StepCommitter
 
 # Where the learner stands: exactly at a step, or somewhere in between. Pure.
 #
@@ -46,7 +48,7 @@ from .step_commits import Commits
 
 
 @dataclass(slots=True)
-class Standing:
+class StepState:
     """``step``: optimiser steps done, published and said along this line."""
 
     step: int
@@ -72,11 +74,11 @@ class Standing:
         self._is_between = False
 
 
-def step_to_keep(standing: Standing, *, committed_step: int) -> int | None:
+def step_to_commit(step_state: StepState, *, committed_step: int) -> int | None:
     """The step to commit before leaving; None: there is nothing to keep, or it cannot be kept."""
-    if standing.exact is None or standing.exact <= committed_step:
+    if step_state.exact is None or step_state.exact <= committed_step:
         return None
-    return standing.exact
+    return step_state.exact
 
 
 # What is measured of a step: the figures that StepTaken carries. Pure.
@@ -145,58 +147,58 @@ SHOWN = ("reward", "loss", "grad_norm", "logprob_gap", "trained_tokens", "second
 """Metrics in the log line of a step; StepTaken has them all."""
 
 
-class Stepping:
-    """``standing``: where the learner is. ``commits`` is told what each step trained."""
+class StepRunner:
+    """``step_state``: where the learner is. ``committer`` is told what each step trained."""
 
     def __init__(
         self,
         context: Context,
         run: str,
         config: RunConfig,
-        joined: Joined,
-        intake: Intake,
-        commits: Commits,
+        start: RunStart,
+        sample_queue: SampleQueue,
+        committer: StepCommitter,
         device: DeviceTurn,
     ) -> None:
         self._context, self._run, self._config, self._device = context, run, config, device
-        self._joined, self._intake, self._commits = joined, intake, commits
+        self._start, self._sample_queue, self._committer = start, sample_queue, committer
         self._stopped = threading.Event()
         self._failed = False
         self._last_step_at = time.monotonic()
-        self.standing = Standing(joined.step)
-        self._gap_alarm = GapAlarm(context.journal, run, config, joined.dtype)
+        self.step_state = StepState(start.step)
+        self._gap_alarm = GapAlarm(context.journal, run, config, start.dtype)
 
     def stop(self) -> None:
         """No further step begins; one in progress ends soon, either way. Idempotent."""
         self._stopped.set()
-        self._intake.stop_now.set()
-        self._intake.news.set()
+        self._sample_queue.stop_now.set()
+        self._sample_queue.changed.set()
 
-    async def next_groups(self) -> list[Group]:
+    async def next_groups(self) -> list[TrainingGroup]:
         """The groups that the next step begins with, taken from the book; empty when there will be no further step."""
-        set_state(self._context, self._run, f"waiting for groups for step {self.standing.step + 1}")
-        intake, algorithm = self._intake, self._config.algorithm
+        set_state(self._context, self._run, f"waiting for groups for step {self.step_state.step + 1}")
+        sample_queue, algorithm = self._sample_queue, self._config.algorithm
         wanted, enough = algorithm.groups_per_step, math.ceil(algorithm.begin_share * algorithm.groups_per_step)
         while True:
-            intake.news.clear()
+            sample_queue.changed.clear()
             if self._is_over:
                 return []
             ready = [] if self._failed else await self._fresh()
-            if len(ready) >= enough or intake.end is not None:
-                intake.book.take(ready[:wanted])
+            if len(ready) >= enough or sample_queue.end is not None:
+                sample_queue.book.take(ready[:wanted])
                 return ready[:wanted]
-            await self._news()
+            await self._wait_for_change()
 
-    async def _news(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Wait for news. Who cannot have the newest weights meanwhile gets them in full: else no group might ever come."""
-        news, publisher = self._intake.news, self._joined.publisher
-        while not news.is_set():
+        changed, publisher = self._sample_queue.changed, self._start.publisher
+        while not changed.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
-                    await news.wait()
+                    await changed.wait()
                 return
-            if not self._failed and self.standing.exact is not None and await publisher.is_wanted_now():
-                step, weights = self.standing.step, self._joined.learner.weights()
+            if not self._failed and self.step_state.exact is not None and await publisher.is_full_version_requested():
+                step, weights = self.step_state.step, self._start.learner.weights()
                 published = await publisher.publish(weights, step=step, epoch=self._device.epoch, in_full=True)
                 log.info("weights.published_again", run=self._run, step=step, weights_version=published.weights_version)
                 await self._collect()
@@ -204,48 +206,48 @@ class Stepping:
     @property
     def _is_over(self) -> bool:
         """Whether no further step is wanted."""
-        end = self._intake.end
+        end = self._sample_queue.end
         return self._stopped.is_set() or (end is not None and (self._failed or not end.train_rest))
 
-    async def _fresh(self) -> list[Group]:
+    async def _fresh(self) -> list[TrainingGroup]:
         """Ready groups, after dropping those of which every token is too old."""
-        bound, book, step = self._config.algorithm.max_staleness, self._intake.book, self.standing.step
+        bound, book, step = self._config.algorithm.max_staleness, self._sample_queue.book, self.step_state.step
         try:
-            stale = [g.group for g in book.ready if is_stale(g, self._joined.steps, step, max_staleness=bound)]
+            stale = [g.group for g in book.ready if is_stale(g, self._start.steps, step, max_staleness=bound)]
         except BadInput as wrong:
             await self._fail(str(wrong))
             return []
-        await self._intake.drop(stale, DropReason.STALE)
+        await self._sample_queue.drop(stale, DropReason.STALE)
         return book.ready
 
-    async def take(self, groups: list[Group]) -> bool:
+    async def take(self, groups: list[TrainingGroup]) -> bool:
         """One step that begins with some groups. False: it did not happen, and its groups are as before."""
         taken = list(groups)
         try:
             done = await self._take(await self._batch(groups), taken)
         except (BadInput, NotFinite, ValueError) as wrong:
             await self._fail(str(wrong))
-            if self.standing.exact is None:
+            if self.step_state.exact is None:
                 raise  # learned and not published: only the next line knows where it stands, and the run is stopped
             done = False
         if not done:
-            self._intake.book.put_back(taken)
+            self._sample_queue.book.put_back(taken)
         return done
 
-    async def _batch(self, groups: list[Group]) -> TrainingBatch:
+    async def _batch(self, groups: list[TrainingGroup]) -> TrainingBatch:
         """Judged as of now: during a step nothing of it changes. Beside the event loop, as there may be millions of tokens."""
-        version = self._joined.publisher.weights_version
-        return await in_thread(make_batch, groups, self._joined.steps, self.standing.step, version, self._config.algorithm)
+        version = self._start.publisher.weights_version
+        return await in_thread(make_batch, groups, self._start.steps, self.step_state.step, version, self._config.algorithm)
 
-    async def _take(self, batch: TrainingBatch, taken: list[Group]) -> bool:
+    async def _take(self, batch: TrainingBatch, taken: list[TrainingGroup]) -> bool:
         """``taken`` grows by the groups that come in time."""
-        step = self.standing.step + 1
+        step = self.step_state.step + 1
         num_groups, num_tokens = len(batch.groups), batch.num_sampled
         await self._context.journal.publish(
-            BatchReady(run=self._run, step=step, line=self._joined.line, num_groups=num_groups, num_tokens=num_tokens)
+            BatchReady(run=self._run, step=step, line=self._start.line, num_groups=num_groups, num_tokens=num_tokens)
         )
         set_state(self._context, self._run, f"waiting for the device for step {step}")
-        async with self._device.held(self._intake.stop_now) as ours:
+        async with self._device.held(self._sample_queue.stop_now) as ours:
             done = ours and await self._learn(batch, taken, step)
         await self._collect()
         return done
@@ -253,61 +255,61 @@ class Stepping:
     async def _collect(self) -> None:
         """Remove old versions. A store that is away costs nothing but space: the next step tries again."""
         try:
-            await self._joined.publisher.collect()
+            await self._start.publisher.collect()
         except SeamlessFlowError as wrong:
             log.warning("weights.not_collected", run=self._run, reason=str(wrong))
 
-    async def _learn(self, first: TrainingBatch, taken: list[Group], step: int) -> bool:
+    async def _learn(self, first: TrainingBatch, taken: list[TrainingGroup], step: int) -> bool:
         """False: it was given up."""
         set_state(self._context, self._run, f"taking step {step}")
-        began, rate, learner = time.monotonic(), learning_rate_at(step, self._config.algorithm), self._joined.learner
+        began, rate, learner = time.monotonic(), learning_rate_at(step, self._config.algorithm), self._start.learner
         num_nodes, should_stop = self._device.num_nodes, self._stopped.is_set
-        parts, feed = [first], Feed()
+        parts, feed = [first], BatchFeed()
         feed.put(first)
-        self.standing.begin()
+        self.step_state.begin()
         feeding = asyncio.create_task(self._feed_rest(feed, parts, taken))
         try:
             figures = await in_thread(
                 learner.train_parts, feed, learning_rate=rate, num_nodes=num_nodes, should_stop=should_stop
             )
         except Abandoned:
-            self.standing.undone()
+            self.step_state.undone()
             log.info("step.given_up", step=step)
             if feeding.done() and not feeding.cancelled() and (wrong := feeding.exception()) is not None:
                 raise wrong from None
             return False
         except (BadInput, NotFinite, ValueError):
-            self.standing.undone()
+            self.step_state.undone()
             raise
         finally:
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-        batch, learned, trained_version = joined(parts), time.monotonic(), self._joined.publisher.weights_version
-        published = await self._joined.publisher.publish(learner.weights(), step=step, epoch=self._device.epoch)
+        batch, learned, trained_version = joined_batch(parts), time.monotonic(), self._start.publisher.weights_version
+        published = await self._start.publisher.publish(learner.weights(), step=step, epoch=self._device.epoch)
         times = StepTimes(began - self._last_step_at, learned - began, time.monotonic() - learned)
         gap_metrics = await self._gap_alarm.judge(batch, figures, step=step, weights_version=trained_version)
-        await self._say_step(batch, step, figures, times, rate, published.weights_version, gap_metrics)
-        self._commits.add(batch, step)
-        self.standing.taken()
+        await self._publish_step(batch, step, figures, times, rate, published.weights_version, gap_metrics)
+        self._committer.add(batch, step)
+        self.step_state.taken()
         self._last_step_at = time.monotonic()
         return True
 
-    async def _feed_rest(self, feed: Feed, parts: list[TrainingBatch], taken: list[Group]) -> None:
+    async def _feed_rest(self, feed: BatchFeed, parts: list[TrainingBatch], taken: list[TrainingGroup]) -> None:
         """Feed what comes until the batch is whole, nothing more comes, or the device is wanted back."""
-        intake, wanted = self._intake, self._config.algorithm.groups_per_step
+        sample_queue, wanted = self._sample_queue, self._config.algorithm.groups_per_step
         try:
             while len(taken) < wanted:
-                intake.news.clear()
+                sample_queue.changed.clear()
                 more = [] if self._is_over or self._failed else (await self._fresh())[: wanted - len(taken)]
                 if self._is_over or self._failed:
                     feed.give_up()
                     return
                 if more:
-                    intake.book.take(more)
+                    sample_queue.book.take(more)
                     taken += more
                     parts.append(await self._batch(more))
                     feed.put(parts[-1])
-                elif intake.end is not None or not await self._more_may_come():
+                elif sample_queue.end is not None or not await self._more_may_come():
                     break
             feed.end()
         except BaseException:
@@ -319,7 +321,7 @@ class Stepping:
         is."""
         if not self._device.others_sample:
             return False
-        waits = [asyncio.create_task(event.wait()) for event in (self._intake.news, self._device.recalled)]
+        waits = [asyncio.create_task(event.wait()) for event in (self._sample_queue.changed, self._device.recalled)]
         try:
             done, _ = await asyncio.wait(waits, timeout=REST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -327,7 +329,7 @@ class Stepping:
                 each.cancel()
         return waits[0] in done
 
-    async def _say_step(
+    async def _publish_step(
         self,
         batch: TrainingBatch,
         step: int,
@@ -337,13 +339,13 @@ class Stepping:
         weights_version: int,
         gap_metrics: Mapping[str, float],
     ) -> None:
-        dropped, self._intake.judged_rewards = self._intake.judged_rewards, []
+        dropped, self._sample_queue.judged_rewards = self._sample_queue.judged_rewards, []
         metrics = step_metrics(batch, figures, times, learning_rate=learning_rate, dropped_rewards=dropped) | dict(gap_metrics)
         await self._context.journal.publish(
             StepTaken(
                 run=self._run,
                 step=step,
-                line=self._joined.line,
+                line=self._start.line,
                 weights_version=weights_version,
                 groups=tuple(group.group for group in batch.groups),
                 metrics=metrics,
@@ -353,4 +355,4 @@ class Stepping:
 
     async def _fail(self, reason: str) -> None:
         self._failed = True
-        await cannot_go_on(self._context, self._joined.claim, self._run, reason)
+        await report_failure(self._context, self._start.claim, self._run, reason)

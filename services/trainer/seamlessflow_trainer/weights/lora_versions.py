@@ -23,7 +23,7 @@ from seamlessflow.weights.manifest import read_manifest, version_facts
 from seamlessflow.weights.safetensors_file import parse_tensors, tensor_digests
 
 from .safetensors_writer import safetensors_chunks
-from .version_files import NumbersOnly
+from .version_files import FiniteCheck
 
 DTYPE = torch.float32
 """Of adapters: what the trainer has, so that workers round once, when they have merged."""
@@ -42,17 +42,17 @@ class AdapterFiles:
         return {ADAPTER_CONFIG_FILE: self.config, ADAPTER_FILE: self.adapter}
 
 
-class AdapterMaker:
+class AdapterVersionBuilder:
     """Makes one version after the other, each whole: of adapters every value changes in every step."""
 
     def __init__(self, adapter: AdapterFacts) -> None:
-        self._adapter, self._numbers_only = adapter, NumbersOnly(DTYPE)
+        self._adapter, self._finite_check = adapter, FiniteCheck(DTYPE)
 
     def make(
         self, weights: Mapping[str, Tensor], *, version: int, step: int, newest: int, is_last: bool = False
     ) -> AdapterFiles:
-        """The files of ``version``. Blocks. Raises BadInput for adapters that must not be published, see ``NumbersOnly``."""
-        self._numbers_only.check(weights, f"weights version {version}")
+        """The files of ``version``. Blocks. Raises BadInput for adapters that must not be published, see ``FiniteCheck``."""
+        self._finite_check.check(weights, f"weights version {version}")
         content = b"".join(safetensors_chunks(weights, dtype=DTYPE))
         digests = tensor_digests(parse_tensors(np.frombuffer(content, np.uint8), ADAPTER_FILE)[0])
         facts = version_facts(
@@ -70,7 +70,7 @@ def publish_base(store: Store, run: str, weights: Mapping[str, Tensor], dtype: t
     What an earlier trainer of the run put there is used, also where an earlier release named it by another algorithm's digest.
     Raises Unavailable; BadInput where the run's adapters belong to another base, or this one has values that are no numbers.
     """
-    NumbersOnly(dtype).check(weights, "the base of the run's adapters")
+    FiniteCheck(dtype).check(weights, "the base of the run's adapters")
     there = _bases_of(store, run)
     algorithms = {ALGORITHM, *(split_digest(digest)[0] for digest in there.values())}
     ours = _digests_of(safetensors_chunks(weights, dtype=dtype), algorithms)

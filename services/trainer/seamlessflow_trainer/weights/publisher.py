@@ -36,9 +36,9 @@ from seamlessflow.weights.manifest import DELTA_FILE
 from seamlessflow.weights.reader_leases import Readings, read_head, read_readings
 from seamlessflow.weights.retention import Collection
 from seamlessflow.weights.staleness import VersionSteps
-from seamlessflow_trainer.blocking_work import in_thread, patiently
+from seamlessflow_trainer.blocking_work import in_thread, in_thread_with_retry
 
-from .version_files import MakesVersions, VersionMaker, WritesFiles
+from .version_files import DeltaVersionBuilder, VersionBuilder, VersionContents
 
 # When somebody's word that a version cannot be had makes the trainer publish in full. Pure; time is an argument, in seconds.
 #
@@ -58,7 +58,7 @@ LONGEST_REST_SECONDS = 3600.0
 """Between two publications of the same weights for one reader: doubled each time. For others it is the first one."""
 
 
-class FullAsked:
+class FullVersionRequests:
     """newest_full: the newest version that is loaded by itself; -1: none yet."""
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ class FullAsked:
 
     def for_step(self, missed: Iterable[WeightsReading], *, version: int, newest_full: int) -> bool:
         """Whether ``version``, which a step is published as, should be full."""
-        missed = self._only(missed)
+        missed = self._outstanding(missed)
         self._until = float("-inf")
         return version - newest_full >= APART and any(each.weights_version > newest_full for each in missed)
 
     def for_now(self, missed: Iterable[WeightsReading], *, newest_full: int, now: float) -> bool:
         """Whether the weights that were published last should be published once more, in full. Yes is taken as done."""
-        waiting = {each.reader for each in self._only(missed) if each.weights_version >= newest_full}
+        waiting = {each.reader for each in self._outstanding(missed) if each.weights_version >= newest_full}
         if now < self._until or not any(reader not in self._rests or now >= self._rests[reader][1] for reader in waiting):
             return False
         self._until = now + FIRST_REST_SECONDS
@@ -83,12 +83,12 @@ class FullAsked:
             self._rests[reader] = seconds, now + seconds
         return True
 
-    def _only(self, missed: Iterable[WeightsReading]) -> tuple[WeightsReading, ...]:
+    def _outstanding(self, missed: Iterable[WeightsReading]) -> tuple[WeightsReading, ...]:
         """The same; who has taken its word back has a version, and no rest any more."""
-        said = tuple(missed)
-        readers = {each.reader for each in said}
+        readings = tuple(missed)
+        readers = {each.reader for each in readings}
         self._rests = {reader: rest for reader, rest in self._rests.items() if reader in readers}
-        return said
+        return readings
 
 
 log = structlog.get_logger()
@@ -114,14 +114,14 @@ class WeightsPublisher:
         *,
         full_every: int,
         last_step: int | None = None,
-        maker: MakesVersions | None = None,
+        version_builder: VersionBuilder | None = None,
     ) -> None:
         self._bus, self._store, self._journal, self._claim, self._run = bus, store, journal, claim, run
         self._steps = steps
-        self._maker: MakesVersions = maker or VersionMaker(dtype, full_every)
+        self._version_builder: VersionBuilder = version_builder or DeltaVersionBuilder(dtype, full_every)
         self._last_step = last_step
         self._revision: int | None = None
-        self._collection, self._asked = Collection(store, run), FullAsked()
+        self._collection, self._asked = Collection(store, run), FullVersionRequests()
         self.weights_version = -1
         """The newest published; -1: none."""
         self._newest_full = -1
@@ -147,22 +147,22 @@ class WeightsPublisher:
         """Make the weights the head, under a new number. in_full: whatever ``full_every`` says.
 
         Raises Superseded where our claim is not the newest, Refused when another trainer publishes for this run; BadInput,
-        before a byte is written, see ``NumbersOnly``.
+        before a byte is written, see ``FiniteCheck``.
         """
         started, version = time.monotonic(), self.weights_version + 1
         path = weights_path(self._run, version, uuid.uuid4().hex[:12])
         is_last = self._last_step is not None and step >= self._last_step
-        missed = () if in_full else await self._missed()
+        missed = () if in_full else await self._missed_versions()
         asked = in_full or self._asked.for_step(missed, version=version, newest_full=self._newest_full)
         files = await in_thread(
-            self._maker.make,
+            self._version_builder.make,
             weights,
             version=version,
             step=step,
             newest=self.weights_version,
             is_last=is_last or asked,
         )
-        num_bytes, is_full = await patiently("weights.publish", self._write, path, files)
+        num_bytes, is_full = await in_thread_with_retry("weights.publish", self._write, path, files)
         published = WeightsPublished(
             run=self._run,
             weights_version=version,
@@ -176,7 +176,7 @@ class WeightsPublisher:
         await self._move_head(WeightsHead(weights_version=version, step=step, path=path, epoch=epoch))
         self.weights_version = version
         self._newest_full = version if is_full else self._newest_full
-        self._maker.published(version, path)
+        self._version_builder.published(version, path)
         await self._bus.hint(HINT_WEIGHTS.format(run=self._run), b"")
         return published
 
@@ -189,7 +189,7 @@ class WeightsPublisher:
             await self._claim.check()
             raise Refused(f"weights version {version} of run {self._run} was published by another trainer; this one stops")
 
-    def _write(self, path: str, files: WritesFiles) -> tuple[int, bool]:
+    def _write(self, path: str, files: VersionContents) -> tuple[int, bool]:
         """Bytes written, and whether the version needs no other."""
         contents = files.contents()
         is_full = contents.keys() != {DELTA_FILE}
@@ -218,11 +218,11 @@ class WeightsPublisher:
                     ) from wrong
                 self._revision = entry.revision
 
-    async def is_wanted_now(self) -> bool:
+    async def is_full_version_requested(self) -> bool:
         """Whether somebody cannot have the newest version, so that it should be published once more, in full, at once."""
-        return self._asked.for_now(await self._missed(), newest_full=self._newest_full, now=time.monotonic())
+        return self._asked.for_now(await self._missed_versions(), newest_full=self._newest_full, now=time.monotonic())
 
-    async def _missed(self) -> tuple[WeightsReading, ...]:
+    async def _missed_versions(self) -> tuple[WeightsReading, ...]:
         """What readers could not have. A server that does not tell is no reason to wait: they say it again."""
         try:
             return (await self._readings()).missed

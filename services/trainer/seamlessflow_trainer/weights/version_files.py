@@ -30,7 +30,7 @@ from .safetensors_writer import dtype_name, kept_dtype, safetensors_chunks
 # Weights that no engine may see are refused before a byte of them is written: with a reason, where workers would only wait.
 
 
-class NumbersOnly:
+class FiniteCheck:
     """Refuses NaN anywhere, infinities but where they belong, and values that the served dtype has only infinity for.
 
     A tensor that had infinities in the first weights seen (a model's mask, kept as a buffer) may go on having them: training
@@ -71,7 +71,7 @@ SAMPLE_VALUES = 4096
 """Of each tensor, to guess from: enough to tell a twentieth from a half, and soon done."""
 
 
-class WritesFiles(Protocol):
+class VersionContents(Protocol):
     """A version, ready for the store."""
 
     @property
@@ -84,12 +84,12 @@ class WritesFiles(Protocol):
         ...
 
 
-class MakesVersions(Protocol):
+class VersionBuilder(Protocol):
     """Files of one version after the other."""
 
     def make(
         self, weights: Mapping[str, Tensor], *, version: int, step: int, newest: int, is_last: bool = False
-    ) -> WritesFiles:
+    ) -> VersionContents:
         """The files of ``version``. newest: the version that is the head now. is_last: it must need no other. Blocks."""
         ...
 
@@ -119,12 +119,12 @@ class VersionFiles:
         return files
 
 
-class VersionMaker:
+class DeltaVersionBuilder:
     """Makes one version after the other. With ``full_every`` above 1 it keeps a copy of the last one in host memory, and
     has two only while it looks for what changed: none where the first values tell that there will be no delta."""
 
     def __init__(self, dtype: torch.dtype, full_every: int) -> None:
-        self._dtype, self._full_every, self._numbers_only = dtype, full_every, NumbersOnly(dtype)
+        self._dtype, self._full_every, self._finite_check = dtype, full_every, FiniteCheck(dtype)
         self._last: dict[str, Tensor] = {}
         self._last_version: int | None = None
         """The version ``_last`` holds, once it is published; None: nothing to build on."""
@@ -138,9 +138,9 @@ class VersionMaker:
     ) -> VersionFiles:
         """The files of ``version``. newest: the version that is the head now. is_last: make it full. Blocks.
 
-        Raises BadInput for weights that must not be published, see ``NumbersOnly``.
+        Raises BadInput for weights that must not be published, see ``FiniteCheck``.
         """
-        self._numbers_only.check(weights, f"weights version {version}")
+        self._finite_check.check(weights, f"weights version {version}")
         if self._full_every == 1 or self._is_hopeless:
             return VersionFiles(self._facts(version, step, None, None), weights, self._dtype, None)
         base = newest if self._last_version == newest else None
