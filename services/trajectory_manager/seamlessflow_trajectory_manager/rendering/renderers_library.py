@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from seamlessflow.errors import ConfigError
-from seamlessflow.tokenization.detokenizer import Spoken
+from seamlessflow.tokenization.detokenizer import BROKEN, Spoken
 from seamlessflow.tokenization.stop_strings import num_held
 from seamlessflow.tokenization.tokenizer import CALL, THINK, THOUGHT, ChatTokenizer
 from seamlessflow_trajectory_manager.trajectory.message_identity import Message, text_of
@@ -89,6 +89,9 @@ class LibraryStream:
         if mark is None:
             return self._show(is_whole=False)
         rest, self._text = self._text[mark.end() :], self._text[: mark.start()]
+        if mark.group() != THOUGHT:
+            # The parser may drop this marker, and bytes on both sides of it are one character then.
+            self._text = self._text.rstrip(BROKEN)
         reasoning, content = self._show(is_whole=True)
         self._pass(mark.group())
         if self._is_closed:
