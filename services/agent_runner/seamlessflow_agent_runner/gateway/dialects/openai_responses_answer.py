@@ -12,7 +12,8 @@ from seamlessflow_agent_runner.gateway.api_errors import ApiError
 
 from .base import ApiDialect, Frame, ParsedRequest, Stream, event
 from .openai_chat import token_logprobs
-from .openai_responses_request import item_id, names_of, parse_responses, response_id, sealed
+from .openai_responses_request import item_id, parse_responses, response_id, sealed
+from .openai_responses_tools import names_of
 from .request_fields import Message as Item
 from .request_fields import calls_of
 
