@@ -6,6 +6,7 @@ import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
+from seamlessflow.config.run import RunConfig, Section
 from seamlessflow.contracts import EpisodeStatus, Record
 from seamlessflow.contracts.export.__main__ import derived_files, drift, main
 from seamlessflow.contracts.export.asyncapi import asyncapi_document, channel_name
 from seamlessflow.contracts.export.events_page import events_document
 from seamlessflow.contracts.export.field_docs import WORDS, member_meanings
 from seamlessflow.contracts.export.json_schema import event_document, event_tag
+from seamlessflow.contracts.export.run_file_page import run_file_document
 from seamlessflow.contracts.routes import ROUTES
 from tests.contracts.strategies import few, records
 
@@ -162,6 +165,32 @@ def test_the_page_of_events_links_to_every_event():
     for line, following in pairwise(lines):
         if line.startswith("|") and following.startswith("|"):
             assert line.replace("\\|", "").count("|") == following.replace("\\|", "").count("|"), following
+
+
+def test_the_page_of_the_run_file_has_every_key_of_every_section():
+    """docs/run-file.md: a heading for each section, a row for each key, with an empty cell nowhere."""
+    page = run_file_document()
+    headings = {line.strip("# []") for line in page.splitlines() if line.startswith("## [")}
+
+    def keys_of(section, path):
+        for key, info in section.model_fields.items():
+            sections = [kind for kind in _kinds_in(info.annotation) if issubclass(kind, Section)]
+            if sections:
+                assert f"{path}{key}" in headings
+                yield from keys_of(sections[0], f"{path}{key}.")
+            else:
+                yield key
+
+    for key in keys_of(RunConfig, ""):
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{key}` |")]
+        assert rows, key
+        assert not any(cell.strip() == "" for row in rows for cell in row.strip("|").split(" | ")), rows
+
+
+def _kinds_in(annotation):
+    inner = get_args(annotation)
+    found = [kind for each in inner for kind in _kinds_in(each)]
+    return found + ([annotation] if isinstance(annotation, type) and not inner else [])
 
 
 def test_every_common_word_is_still_used():

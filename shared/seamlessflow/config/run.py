@@ -1,8 +1,8 @@
 """One run is one TOML file: model, tasks, agents, sampling, algorithm, fleet, checkpoints, evaluation.
 
-The sections stand in ``run_sections`` and ``run_training_sections``; here is what holds between them, and how a file is read. A
-wrong key or value is refused with a message that names the key and what to set. The validated document travels in RunRequested,
-so that all services see the same run.
+The sections are in ``sampling_sections`` and ``training_sections``; here are the rules that hold between them, and the reading
+of a file. A wrong key or value is refused with a message that names the key and what to set. The validated document travels in
+RunRequested, so that all services see the same run. docs/run-file.md is generated from these classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything that is derived from the wiring table, as files: ``python -m seamlessflow.contracts.export [--check]``.
 
-schemas/<Event>.json · schemas/asyncapi.json · docs/events.md · deploy/permissions.conf. With ``--check`` nothing is
-written and the exit code is 1 when a file differs, is missing, or belongs to an event that no longer exists.
+schemas/<Event>.json · schemas/asyncapi.json · docs/events.md · docs/run-file.md · deploy/permissions.conf. With ``--check``
+nothing is written and the exit code is 1 when a file differs, is missing, or belongs to an event that no longer exists.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .asyncapi import asyncapi_document
 from .events_page import events_document
 from .json_schema import event_document
 from .permissions import permissions_conf
+from .run_file_page import run_file_document
 
 
 def derived_files() -> dict[str, str]:
@@ -27,6 +28,7 @@ def derived_files() -> dict[str, str]:
         **schemas,
         "schemas/asyncapi.json": _json(asyncapi_document()),
         "docs/events.md": events_document(),
+        "docs/run-file.md": run_file_document(),
         "deploy/permissions.conf": permissions_conf(),
     }
 

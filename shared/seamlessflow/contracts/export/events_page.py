@@ -78,7 +78,7 @@ def _section(module: str, routes: list[Route]) -> str:
     title, _, rest = (inspect.getdoc(sys.modules[module]) or "").partition("\n")
     title = title.rstrip(".")
     lines = [f"## {title}", rest.strip(), ""] if rest.strip() else [f"## {title}", ""]
-    lines += _table(
+    lines += table(
         ("event", "subject", "stream", "said by", "acted on by", "limited", "message id"),
         [
             (
@@ -114,7 +114,7 @@ def _record(kind: type[Record]) -> list[str]:
     name = kind.__name__
     lines = [f"### {name}", "", inspect.getdoc(kind) or "", ""]
     rows = [(f"`{field}`", _type(info), meaning(kind, field)) for field, info in kind.model_fields.items()]
-    return lines + _table(("field", "type", "meaning"), rows)
+    return lines + table(("field", "type", "meaning"), rows)
 
 
 def _type(info: FieldInfo) -> str:
@@ -147,15 +147,15 @@ def _queues() -> str:
         )
         for queue in QUEUES
     ]
-    return "\n".join(["## Queues: who must act on what", "", *_table(("service", "stream", "sources", "consumer"), rows)])
+    return "\n".join(["## Queues: who must act on what", "", *table(("service", "stream", "sources", "consumer"), rows)])
 
 
 def _state() -> str:
     """Buckets and hints."""
     rows = [(f"`{name}`", *_BUCKET_RECORDS[name]) for name in BUCKETS]
-    lines = ["## Current state: key-value buckets", "", *_table(("bucket", "key", "value", "written by"), rows)]
+    lines = ["## Current state: key-value buckets", "", *table(("bucket", "key", "value", "written by"), rows)]
     lines += ["## Hints: core NATS, may be lost", ""]
-    lines += _table(
+    lines += table(
         ("subject", "said by", "meaning"),
         [
             (f"`{HINT_POKE}`", "scheduler", "re-read your lease now"),
@@ -186,7 +186,7 @@ def _choices() -> str:
     lines = ["## Named values", ""]
     for name in sorted(kinds):
         rows = [(f"`{value}`", text or "—") for value, text in member_meanings(kinds[name]).items()]
-        lines += [f"### {name}", "", inspect.getdoc(kinds[name]) or "", "", *_table(("value", "meaning"), rows)]
+        lines += [f"### {name}", "", inspect.getdoc(kinds[name]) or "", "", *table(("value", "meaning"), rows)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -213,7 +213,8 @@ def _mentioned(kind: type[Record]) -> Iterator[type]:
             yield each
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A Markdown table as lines, with an empty one after it."""
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (head, *rows)]
     ruled = [cells[0], ["---"] * len(head), *cells[1:]]
     return [f"| {' | '.join(row)} |" for row in ruled] + [""]
