@@ -1,13 +1,13 @@
-"""A claim on a run's commits: from its append on no earlier claim can commit, drop a group or end the run.
+"""The claim on a run's commits: once it is appended, no earlier claim can commit, drop a group or end the run.
 
     claim ─▶ read what was committed ─▶ append, append, … ─▶ refused: another claim is newer, everything stops here
 
 The claim's own sequence is the fence; after a commit it is the commit's. A refusal alone proves nothing, since our own append
-may be stored and its acknowledgement lost: the newest message on the subject names the owner of the run, by its id alone.
+may be stored and its acknowledgement lost: the id of the newest message on the subject names the owner of the run.
 
-A server that loses the end of its journal (power loss) gives a sequence away twice, and two claims may then have the same one.
-So each append is confirmed: between the fence before and a commit nothing but ours may be on the subject, and after any
-other append its newest message must be ours.
+A server that loses the end of its journal (power loss) assigns a sequence twice, and two claims may then have the same one.
+So each append is confirmed: from the fence before it to a commit, all messages on the subject must be ours; after any other
+append its newest message must be ours.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ CommitSubjectEvent = TrainerClaimed | StepsCommitted | RolledBack
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """Of the newest message on the subject of commits."""
+    """The owner of the run, by the newest message on the subject of commits."""
 
     seq: int
     line: int
     nonce: str
     closing: str = ""
-    """Who closes the run; empty: it is not being closed."""
+    """The scheduler that closes the run; empty: it is not being closed."""
 
 
 class CommitClaim:
-    """One process's claim on one run. ``by``: who claims, for people. Not valid before ``take``."""
+    """One process's claim on one run. ``by``: the claimant, in messages. Not valid before ``take``."""
 
     def __init__(self, bus: Bus, journal: Journal, run: str, by: str) -> None:
         self._bus, self._journal, self._run, self._by = bus, journal, run, by
@@ -71,9 +71,9 @@ class CommitClaim:
         self._seq = 0
         self._lock = asyncio.Lock()
         self.lost = asyncio.Event()
-        """Set once it was seen that another claim is newer; only another ``take`` makes it good again."""
+        """Set once a newer claim was seen; only another ``take`` clears it."""
         self._loss, self._is_closing = "", False
-        """How it was lost, and whether to a scheduler that closes the run."""
+        """The message of its loss, and whether it was lost to a scheduler that closes the run."""
         self.nonce = ""
         self.line = 0
 
@@ -85,7 +85,7 @@ class CommitClaim:
     async def take(self, *, closes: bool = False) -> None:
         """Become the newest claim of the run. ``closes``: for a scheduler that ends the run for good.
 
-        Raises Superseded where a scheduler closes the run and this is no closing; that scheduler publishes the rest.
+        Raises Superseded where a scheduler closes the run and ``closes`` is not set; that scheduler publishes the rest.
         """
         while True:
             owner = await self._owner()
@@ -109,8 +109,8 @@ class CommitClaim:
     async def append(self, event: Event) -> None:
         """Store an event that only the newest claim may publish, as its ``nonce`` says.
 
-        Raises Superseded: ours is not the newest. What was stored all the same counts only if it was the newest then, so
-        nothing may be acknowledged for it.
+        Raises Superseded: our claim is not the newest. The event may be stored all the same, and counts only if the claim was
+        the newest then; so nothing may be acknowledged for it.
         """
         async with self._lock:  # a commit moves the fence
             while True:
@@ -120,7 +120,7 @@ class CommitClaim:
                     seq = await self._journal.append(event, before)
                     break
                 except SequenceMismatch as wrong:
-                    await self._check(str(wrong))  # else it was our own commit that moved the fence: again
+                    await self._check(str(wrong))  # no error: our own commit moved the fence, so append again
                     await asyncio.sleep(CLAIM_PAUSE_SECONDS)
             if isinstance(event, CommitSubjectEvent):
                 self._seq = seq
@@ -135,7 +135,7 @@ class CommitClaim:
             await self._check("seen by a look at the newest claim")
 
     async def num_recent_claims(self, seconds: float) -> int:
-        """How many claims the run saw in so many seconds before its newest one, by the server's clock."""
+        """Number of the run's claims in so many seconds before its newest one, by the server's clock; the newest included."""
         times = [
             record.time
             async for record in self._bus.read(journal_stream(self._run), filters=(self._subject,))
@@ -154,31 +154,31 @@ class CommitClaim:
         self._seq = owner.seq
 
     async def _confirm(self, before: int) -> None:
-        """Raises Superseded where anything but ours is on the subject since the fence before."""
+        """Raises Superseded where another claim's message is on the subject since the fence before."""
         async for record in self._bus.read(journal_stream(self._run), filters=(self._subject,), start_seq=max(1, before)):
             if record.seq > self._seq or kind_of_id(record.message_id) is None:
                 continue
             line, nonce = claim_of_commit(record.message_id)
             if nonce != self.nonce:
                 owner = _Owner(record.seq, line, nonce)
-                self._lose(owner, "the server lost the end of its journal, and gave our place to another claim")
+                self._lose(owner, "the server lost the end of its journal, and gave our sequence to another claim")
 
     def _lose(self, owner: _Owner, why: str) -> NoReturn:
         self.lost.set()
         rival = f"that of line {owner.line}" if owner.nonce else "none at all"
         self._loss = (
-            f"the claim of line {self.line} on run {self._run} is not the newest, which is {rival} ({why}); nothing of it "
-            "counts, and what is held is handed back"
+            f"the claim of line {self.line} on run {self._run} is not the newest, which is {rival} ({why}); its uncommitted "
+            "work is lost, and held samples are handed back"
         )
         self._is_closing = bool(owner.closing)
         raise Superseded(self._loss, is_closing=self._is_closing)
 
     async def _owner(self) -> _Owner:
-        """Whose the run is now, which takes no payload but a claim's own."""
+        """The run's current owner. Only the payload of a claim is read."""
         record = await self._bus.last(journal_stream(self._run), self._subject)
         if record is None:
             return _Owner(0, 0, "")
-        if kind_of_id(record.message_id) is None:  # no service published that: it takes the place, and owns nothing
+        if kind_of_id(record.message_id) is None:  # not published by a service: it has the sequence, and owns nothing
             return _Owner(record.seq, 0, "")
         line, nonce = claim_of_commit(record.message_id)
         return _Owner(record.seq, line, nonce, await self._closing(record))
@@ -191,9 +191,9 @@ class CommitClaim:
 
 
 async def read_commits(bus: Bus, journal: Journal, run: str, *, with_groups: bool = False) -> CommitHistory:
-    """What the journal holds of claims and commits now. Read after a claim was taken, no earlier claim can add to it.
+    """The journal's claims and commits now. Read after a claim was taken, no earlier claim can add to it.
 
-    with_groups: closings of groups as well (``CommitHistory.closed``), of which there are many.
+    with_groups: read closings of groups as well (``CommitHistory.closed``), of which there are many.
     Raises MalformedMessage where one cannot be read: leaving it out would bring an older checkpoint back.
     """
     history, kinds = CommitHistory(), (*HISTORY_EVENTS, GroupTrained) if with_groups else HISTORY_EVENTS
@@ -203,20 +203,20 @@ async def read_commits(bus: Bus, journal: Journal, run: str, *, with_groups: boo
         except MalformedMessage as wrong:
             if kind_of_id(record.message_id) is not None:
                 raise
-            log.warning("commits.foreign", run=run, seq=record.seq, reason=str(wrong))  # no service has such ids
+            log.warning("commits.foreign", run=run, seq=record.seq, reason=str(wrong))  # no service uses such ids
     return history
 
 
 async def publish_account(journal: Journal, run: str, account: Iterable[TrainedGroup]) -> None:
-    """Publish the groups of a commit as trained. A group that is closed already is skipped."""
+    """Publish GroupTrained for the groups of a commit. Groups that are closed already are skipped."""
     for group in account:
         await journal.publish(GroupTrained(run=run, group=group.group, step=group.step, episodes=group.episodes))
 
 
 async def publish_rest(bus: Bus, journal: Journal, run: str) -> None:
-    """After a closing claim: what was committed before it is published as trained, and nothing can be added any more.
+    """Publish GroupTrained for the groups of the last commit, after a closing claim: no further commit can follow.
 
-    A commit that cannot be read is left out, with an error: every fold leaves it out, too, and the run must end all the same.
+    A commit that cannot be read is left out and logged: every fold leaves it out, too, and the run must end all the same.
     """
     try:
         history = await read_commits(bus, journal, run)

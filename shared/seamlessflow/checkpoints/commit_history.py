@@ -1,10 +1,10 @@
-"""What a run's journal holds of claims and commits: which checkpoint is the newest, and what a rollback took back. Pure.
+"""The history of a run's claims and commits, folded from the journal: the newest checkpoint, and commits taken back. Pure.
 
     TrainerClaimed ─▶ StepsCommitted ─▶ StepsCommitted ─▶ TrainerClaimed ─▶ RolledBack ─▶ StepsCommitted …
-                                                                            └ the commits behind its checkpoint count no more
+                                                                            └ takes back the commits after its checkpoint
 
 All of these are on one subject, each appended with the sequence of the one before it as the expected last, so their order in
-the journal is the order in which they count. Commits of earlier releases, which knew no claims, count until the first claim.
+the journal is the order in which they count. Commits of earlier releases, which had no claims, count until the first claim.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ClaimedEvent = StepsCommitted | RolledBack | GroupDropped | TrainerStarted | Tra
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A checkpoint that the journal names as the newest of its time. ``groups``: those first covered by it."""
+    """A checkpoint that the journal names as the newest of its time. ``groups``: those trained since the one before."""
 
     step: int
     line: int
@@ -42,18 +42,18 @@ class Commit:
     groups: tuple[str, ...] = ()
     account: tuple[TrainedGroup, ...] = ()
     has_claim: bool = True
-    """False: of an earlier release, whose commits were not compared with anything."""
+    """False: an earlier release's commit, which was not fenced."""
     is_rollback: bool = False
     time: float = 0.0
-    """When the journal stored it, in Unix seconds."""
+    """Unix seconds when the journal stored it."""
 
 
 @dataclass(slots=True)
 class CommitHistory:
-    """A fold over a run's events in journal order; events of other kinds change nothing, nor does one that was taken in before.
+    """A fold over a run's events in journal order. Events of other kinds change nothing, nor do repeated ones.
 
-    ``is_ordered`` False: of a queue, which may bring an event again after younger ones. What the server stored under a claim is
-    then taken for the newest claim's of its time.
+    ``is_ordered`` False: the events come from a queue, which may deliver one again after younger ones. An event with a nonce
+    then counts as the newest claim's at its time.
     """
 
     is_ordered: bool = True
@@ -63,13 +63,13 @@ class CommitHistory:
     """Every StepsCommitted and RolledBack that counted when it was stored, oldest first."""
     has_ended_training: bool = False
     ended: RunEnded | None = None
-    """How the run ended. None: it has not."""
+    """The run's end. None: it has not ended."""
     held: RunHeld | None = None
-    """Why the run waits for a person. None: it does not."""
+    """The hold that waits for a person. None: the run is not held."""
     request: ResumeRequested | None = None
-    """The newest one of a person."""
+    """The newest request of a person."""
     closed: set[str] = field(default_factory=set)
-    """Groups whose closing counts, as far as closings were told."""
+    """Groups whose closing counts, as far as such events were applied."""
     _surviving: list[Commit] = field(default_factory=list)
     _accounted: set[str] = field(default_factory=set)
     _passed_over: set[str] = field(default_factory=set)
@@ -78,18 +78,17 @@ class CommitHistory:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> CommitHistory:
-        """The history of a journal's events, in journal order."""
+        """The history of events in journal order."""
         history = cls()
         for event in events:
             history.apply(event)
         return history
 
     def accepts(self, event: Event) -> bool:
-        """Whether an event counts that only the newest claim may publish, or that a commit explains; all others do.
+        """Whether an event counts. Claimed events need the newest claim's nonce, GroupTrained needs a commit of its group.
 
-        The server refuses what another claim publishes. So what comes without the newest claim's nonce was published by an
-        earlier release, which compares nothing, or behind a loss of the journal's end: it is passed over. Before the first
-        claim all count.
+        The server refuses events of other claims. So one without the newest claim's nonce was published by an earlier release,
+        which is not fenced, or after a loss of the journal's end: it is ignored. Before the first claim all events count.
         """
         if not self.claims:
             return True
@@ -100,7 +99,7 @@ class CommitHistory:
         return True
 
     def apply(self, event: Event, time: float = 0.0) -> tuple[str, ...]:
-        """Take in one event, stored at ``time`` (Unix seconds). Returns the groups whose training it takes back."""
+        """Apply one event, stored at ``time`` (Unix seconds). Returns the groups whose training it takes back."""
         if isinstance(event, GroupTrained | GroupDropped) and self.accepts(event):
             self.closed.add(event.group)
         key = _identity(event)
@@ -146,7 +145,7 @@ class CommitHistory:
 
     @property
     def newest(self) -> Commit | None:
-        """What training goes on from. None: nothing was ever committed."""
+        """The commit that training resumes from. None: nothing was ever committed."""
         return self.named[-1] if self.named else None
 
     @property
@@ -156,7 +155,7 @@ class CommitHistory:
 
     @property
     def newest_account(self) -> tuple[TrainedGroup, ...]:
-        """Of the newest commit that was not taken back: what may be unpublished as GroupTrained. Older ones are published."""
+        """The account of the newest surviving commit. Only its GroupTrained events may not be published yet."""
         return self._surviving[-1].account if self._surviving else ()
 
     @property
@@ -171,17 +170,17 @@ class CommitHistory:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is trained any more."""
+        """Whether training has ended for good."""
         return self.has_ended_training or self.ended is not None or self.is_closing
 
     @property
     def wanted_step(self) -> int | None:
-        """Of the checkpoint that a person wants to go back to and the run has not gone back to yet. None: of none."""
+        """The step of a requested rollback that has not been done yet. None: there is none."""
         request = self.request
         return None if request is None or request.request in self._requests else request.checkpoint_step
 
     def kept(self, keep: int) -> list[str]:
-        """Paths of the ``keep`` newest checkpoints, the oldest of them first; none is there twice."""
+        """Paths of the ``keep`` newest checkpoints, the oldest of them first, without duplicates."""
         paths: list[str] = []
         for commit in reversed(self.named):
             if commit.checkpoint not in paths:
@@ -191,12 +190,12 @@ class CommitHistory:
         return paths[::-1]
 
     def targets(self, keep: int) -> list[Commit]:
-        """Commits that a rollback may go back to, oldest first: what they trained counts, and no trainer removes them."""
+        """Commits that a rollback may go back to, oldest first: they survive, and their checkpoints are kept."""
         kept = self.kept(keep)
         return [commit for commit in self._surviving if commit.checkpoint in kept]
 
     def target_of(self, step: int, keep: int) -> Commit | None:
-        """The newest commit of a step that a rollback may go back to. None: there is none."""
+        """The newest of ``targets`` with a step. None: there is none."""
         return next((commit for commit in reversed(self.targets(keep)) if commit.step == step), None)
 
     def knows(self, *, nonce: str, predecessor: str | None) -> bool:
@@ -205,12 +204,12 @@ class CommitHistory:
         return is_claimed and (predecessor is None or any(commit.checkpoint == predecessor for commit in self.named))
 
     def passes_over(self, checkpoint: str) -> bool:
-        """Whether a rollback decided that this checkpoint, which the journal does not explain, counts no more."""
+        """Whether a rollback decided to ignore this checkpoint, which the journal does not explain."""
         return checkpoint in self._passed_over
 
 
 def _identity(event: Event) -> tuple[object, ...] | None:
-    """What tells one event of a history from another of its kind. None: no history is made of it."""
+    """The key by which repeated events are recognised. None: the history ignores this kind of event."""
     match event:
         case TrainerClaimed() | RunHeld():
             return type(event), event.nonce

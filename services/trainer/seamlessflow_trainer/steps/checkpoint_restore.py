@@ -1,12 +1,12 @@
-"""Which checkpoint a line goes on from: the one that the journal's newest commit names, or the one that a person asked for.
+"""Restoring the checkpoint that an incarnation resumes from: the newest commit's, or the one a rollback asks for.
 
-the journal                                        what is restored                     what is appended
+the journal                                        restored                             appended
 nothing was committed                              nothing: the base model, step 0      -
 its newest commit or rollback names a checkpoint   exactly that one                     -
 an earlier release's, without claims               its highest complete one             a copy of it, StepsCommitted
 a rollback is requested and not done               the kept one of that step            RolledBack
 
-A checkpoint that is damaged, and checkpoints that the journal does not explain, hold the run: a person decides.
+A damaged checkpoint, and checkpoints that the journal does not explain, hold the run: a person decides.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from .step_commits import append_with_retry, commit_event
 
 log = structlog.get_logger()
 
-
 ADVICE = (
-    "`seamlessflow checkpoints list {run}` shows what there is; bring the files back and go on with "
+    "`seamlessflow checkpoints list {run}` shows the checkpoints; bring the files back and go on with "
     "`seamlessflow train --resume {run}`, or go back to another one with `--checkpoint STEP`"
 )
-"""What can be done about a run that is held."""
+"""Ways out for a run that is held."""
 
 
 class DecisionNeeded(SeamlessFlowError):
-    """The run cannot go on before a person decides. The message says what is wrong and what can be done."""
+    """The run cannot go on before a person decides. The message names the problem and the ways out."""
 
 
 async def restore(
@@ -50,7 +49,7 @@ async def restore(
     *,
     keep: int,
 ) -> int:
-    """Load what training goes on from; returns its step, 0 without a checkpoint. ``history`` takes in what is appended.
+    """Load the checkpoint that training resumes from; returns its step, 0 without one. ``history`` gets the appended events.
 
     Raises DecisionNeeded, Superseded; BadInput for a checkpoint of another model.
     """
@@ -81,7 +80,7 @@ async def _roll_back(
     request: str,
     unexplained: Sequence[str],
 ) -> int:
-    """Load a kept checkpoint and make it the newest. What the journal does not explain counts no more."""
+    """Load a kept checkpoint and make it the newest. Unexplained checkpoints are ignored from then on."""
     checkpoint = await _load(run, target.checkpoint, checkpoints, learner)
     rolled_back = RolledBack(
         run=run,
@@ -101,7 +100,7 @@ async def _roll_back(
 async def _adopt(
     claim: CommitClaim, run: str, history: CommitHistory, checkpoints: CheckpointStore, learner: StepLearner, path: str
 ) -> int:
-    """Load an earlier release's checkpoint and commit a copy of it: others may still write into its folder."""
+    """Load an earlier release's checkpoint and commit a copy of it: other trainers may still write into its folder."""
     checkpoint = replace(await _load(run, path, checkpoints, learner), line=claim.line, nonce=claim.nonce)
     copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))
     committed = commit_event(
@@ -122,7 +121,7 @@ async def _load(run: str, path: str, checkpoints: CheckpointStore, learner: Step
 
 
 def _kept_of_step(run: str, history: CommitHistory, step: int, keep: int) -> Commit:
-    """The newest commit of a step among those whose checkpoints no trainer removes. Raises DecisionNeeded."""
+    """The newest commit of a step among those whose checkpoints are kept. Raises DecisionNeeded where there is none."""
     if (target := history.target_of(step, keep)) is not None:
         return target
     steps = sorted({commit.step for commit in history.targets(keep)})

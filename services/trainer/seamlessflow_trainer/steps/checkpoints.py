@@ -1,11 +1,11 @@
-"""Checkpoints: all that a trainer needs to go on, in the store, one folder for each attempt to write one.
+"""Checkpoints in the store: writes, reads and prunes them, one folder for each attempt to write one.
 
 ``{store}/{run}/checkpoints/{step:08d}-{line}-{nonce}/`` = ``model.safetensors`` (float32), ``optimizer.safetensors`` (AdamW
 and random generators), then ``manifest.json`` with digests, the claim it was written under, the checkpoint before it, and the
-account of the groups that it is the first to hold. Of a LoRA run ``model.safetensors`` has the adapters alone. No pickle.
+account of the groups trained since that one. In a LoRA run ``model.safetensors`` has the adapters alone. No pickle.
 
-A folder counts only once the journal names it (``StepsCommitted``, ``RolledBack``): a late writer's is garbage that no trainer
-reads. Earlier releases had one folder for each step and took the highest one; a folder above all steps makes them stop.
+A folder counts only once the journal names it (``StepsCommitted``, ``RolledBack``): a late writer's folder is never read.
+Earlier releases had one folder for each step and took the highest one; a folder above all steps makes them stop.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ BARRIER_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Tensors of a moment; nobody writes to them any more."""
+    """Copies of a learner's tensors, which no longer change."""
 
     weights: Mapping[str, Tensor]
     optimizer_state: Mapping[str, Tensor]
 
 
 def snapshot(weights: Mapping[str, Tensor], optimizer_state: Mapping[str, Tensor]) -> Snapshot:
-    """Copies in main memory, so that learning may go on while they are written."""
+    """Copies in main memory, so that the learner may change while they are written."""
     return Snapshot(*({name: t.detach().to("cpu", copy=True) for name, t in ts.items()} for ts in (weights, optimizer_state)))
 
 
 class CheckpointStore:
-    """One run's checkpoints. Methods block. Raise Unavailable when the store refuses."""
+    """One run's checkpoints. Methods block, and raise Unavailable when the store fails."""
 
     def __init__(self, store: Store, run: str, work_dir: Path) -> None:
         self._store, self._run, self._folder, self._work_dir = store, run, checkpoints_path(run), work_dir
 
     def write(self, checkpoint: Checkpoint, tensors: Snapshot, should_stop: Callable[[], bool] = lambda: False) -> str:
-        """Durable when it returns its path, and not yet committed. Each try has a folder of its own: a call to the store that
-        was left behind in an earlier one may still be carried out, at any time.
+        """Write a checkpoint; returns its path, once it is durable. It is not committed yet.
 
+        Each attempt has its own folder: an abandoned store call of an earlier attempt may still be carried out at any time.
         Raises Unavailable when ``should_stop`` turned true in the middle; then there is no such checkpoint.
         """
         path = checkpoint_path(self._run, checkpoint.step, checkpoint.line, uuid.uuid4().hex[:16])
@@ -87,7 +87,7 @@ class CheckpointStore:
     def read(self, path: str) -> tuple[Checkpoint, Snapshot]:
         """The checkpoint in a folder, every byte checked.
 
-        Raises Damaged where several reads in a row find a fault of one kind in one file, whichever of its ranges is seen first.
+        Raises Damaged where several reads in a row find a fault of the same kind in the same file, in whichever range of it.
         """
         faults: list[StoreFault] = []
         while len(faults) < READS_THAT_AGREE:
@@ -122,23 +122,21 @@ class CheckpointStore:
         return None
 
     def bar_earlier_releases(self) -> None:
-        """Make a trainer of an earlier release that joins this run stop before it publishes anything, with a sentence.
+        """Make a trainer of an earlier release that joins this run stop before it publishes anything, with BARRIER_TEXT.
 
         It takes the highest number for the newest checkpoint and parses each entry of the account as GroupTrained. The error
-        that ends it shows the invalid name of the run in full, and that is the sentence.
+        that ends it shows the invalid run name in full, and that name is BARRIER_TEXT.
         """
         path = f"{self._folder}/{BARRIER}/{MANIFEST}"
         if not self._store.exists(path):
-            trained = [
-                {"run": BARRIER_TEXT, "group": "none", "step": 0, "episodes": []}
-            ]  # no run has such a name: it stops here
+            trained = [{"run": BARRIER_TEXT, "group": "none", "step": 0, "episodes": []}]  # an invalid run name
             facts = {"step": int(BARRIER), "line": 0, "trained": trained, "files": {}}
             self._store.write(path, json.dumps(facts, indent=1).encode())
 
     def unexplained(self, history: CommitHistory) -> list[str]:
-        """Complete checkpoints of claims, or behind checkpoints, that the journal does not hold: it lost its end.
+        """Complete checkpoints whose claim or predecessor the journal does not hold, because it lost its end.
 
-        One whose claim it holds is that of a writer which did not come to its commit.
+        A checkpoint whose claim it holds is explained: its writer did not reach its commit.
         """
         named = {commit.checkpoint for commit in history.named}
         found = []
@@ -152,8 +150,8 @@ class CheckpointStore:
         return found
 
     def prune(self, history: CommitHistory, keep: int, line: int) -> None:
-        """Remove checkpoints that the journal named before the ``keep`` newest ones, and those of lines below ``line`` that it
-        never named: their writers cannot commit any more. ``history``: as of the newest commit, which is ours."""
+        """Remove committed checkpoints older than the ``keep`` newest, and uncommitted ones of incarnations before ``line``,
+        whose writers cannot commit any more. ``history``: as of the newest commit, which is ours."""
         named, kept = {commit.checkpoint for commit in history.named}, set(history.kept(keep))
         for name in self._store.folders(self._folder):
             path, known = f"{self._folder}/{name}", parse_name(name)

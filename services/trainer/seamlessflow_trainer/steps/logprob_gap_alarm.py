@@ -1,10 +1,14 @@
-"""The alarm on the logprob gap: every step is judged, and where one is beyond the limit, the journal is asked who sampled it.
+"""The alarm on the logprob gap: checks the gap of every step and, beyond the limit, computes the gap of each node.
 
     step's gaps ─▶ GapWatch (seamlessflow.logprob_gap) ─▶ metrics ─▶ StepTaken
-                       └ beyond ─▶ gaps by episode ─▶ journal: who sampled those ─▶ gap by node ─▶ metrics, log
+                       └ beyond ─▶ gaps by episode ─▶ journal: nodes that sampled those ─▶ gap by node ─▶ metrics, log
 
-It only tells: what a person should do about an engine that is off depends on how far (docs/operations.md). The count of steps
-in a row begins anew with each line of training.
+It only reports: what to do about an engine with a large gap is in docs/operations.md. The count of steps in a row begins anew
+with each incarnation.
+
+Samples do not name the worker that sampled a token; the journal does, as every claim of a generation names its worker. So the
+journal is read only beyond the limit. An episode that several nodes sampled counts for each by its share of tokens.
+``episode_gaps``, ``tokens_by_worker`` and ``mean_gaps`` are pure. Dimensions: N trained tokens of the step.
 """
 
 from __future__ import annotations
@@ -26,27 +30,30 @@ from seamlessflow.runtime import Journal
 from seamlessflow_trainer.data.batch import TrainingBatch
 from seamlessflow_trainer.learner.base import StepFigures
 
-# Whose tokens are furthest from the trainer's logprobs: from gaps by token to gaps by episode, and from those to nodes.
-#
-# Samples do not say which worker sampled a token, the journal does: every claim of a generation names its worker, and so it is
-# asked only when there is something to ask about. An episode that several nodes sampled counts for each by its share of tokens.
-# Pure. Dimensions: N trained tokens of the step.
+log = structlog.get_logger()
+
+MOST_EPISODES = 64
+"""Episodes of one step that are looked up in the journal: those with the most tokens. Enough to identify a faulty node."""
+
+LOOKUP_SECONDS = 10.0
+"""Longest time for these lookups: StepTaken waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GapSum:
-    """Of some tokens: the sum of their gaps, and how many they are; parts of tokens where they are shared."""
+    """The sum of the gaps of some tokens, and their number; fractions of tokens where several nodes share an episode."""
 
     total: float
     num_tokens: float
 
     @property
     def mean(self) -> float:
+        """The mean gap of the tokens."""
         return self.total / self.num_tokens
 
 
 def episode_gaps(batch: TrainingBatch, gaps_N: Tensor) -> dict[str, GapSum]:
-    """By episode, over its tokens of the current version that were computed. Episodes without any are not in it.
+    """By episode, over its computed tokens of the current version. Episodes without such tokens are left out.
 
     gaps_N: |trainer - engine| of each trained token, NaN where it was not computed.
     """
@@ -63,21 +70,23 @@ def episode_gaps(batch: TrainingBatch, gaps_N: Tensor) -> dict[str, GapSum]:
 
 
 def tokens_by_worker(events: Iterable[Event], weights_version: int) -> Counter[str]:
-    """Worker to the tokens it sampled with a version, from what the journal holds of one episode's generations, in order.
+    """Number of tokens sampled with a version, by worker.
 
-    Who sampled none (a segment that only ends a generation has no tokens) is not in it."""
+    events: of one episode's generations, in journal order. Workers without tokens are left out: a segment that only ends a
+    generation has none.
+    """
     workers: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for event in events:
         if (claim := claim_of(event)) is not None:
-            workers[event.nonce] = claim.worker  # type: ignore[attr-defined] # every event that claims has one
+            workers[event.nonce] = claim.worker  # type: ignore[attr-defined] # every claiming event has one
         if isinstance(event, SegmentSampled) and event.weights_version == weights_version and event.nonce in workers:
             counts[workers[event.nonce]] += len(event.token_ids)
     return +counts
 
 
 def mean_gaps(by_episode: Mapping[str, GapSum], shares: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
-    """Mean gap by whoever sampled. shares: by episode, how many tokens each did; without any it counts nowhere."""
+    """Mean gap by sampler. shares: by episode, number of tokens of each sampler; an episode without shares is left out."""
     sums: dict[str, GapSum] = {}
     for episode, gap in by_episode.items():
         total = sum(shares.get(episode, {}).values())
@@ -87,32 +96,23 @@ def mean_gaps(by_episode: Mapping[str, GapSum], shares: Mapping[str, Mapping[str
     return {name: each.mean for name, each in sums.items()}
 
 
-log = structlog.get_logger()
-
-MOST_EPISODES = 64
-"""That are looked up in the journal for one step: those with the most tokens. Enough to tell a node that is off from others."""
-
-LOOK_SECONDS = 10.0
-"""For looking them up: StepTaken waits for it."""
-
-
 def gap_watch(config: RunConfig, dtype: str) -> GapWatch:
-    """As the run file says, or as rounding in the served precision explains."""
+    """A watch with the run file's limits, or with those that rounding in the served precision explains."""
     algorithm = config.algorithm
     return GapWatch(algorithm.logprob_gap_limit or gap_limit(dtype), algorithm.logprob_gap_steps or GAP_STEPS)
 
 
 class GapAlarm:
-    """Of one line of one run. ``dtype``: served, as config.json names it."""
+    """The alarm of one incarnation. ``dtype``: the served precision, as config.json names it."""
 
     def __init__(self, journal: Journal, run: str, config: RunConfig, dtype: str) -> None:
         self._journal, self._run = journal, run
         self._engine, self._watch = config.model.engine, gap_watch(config, dtype)
 
     async def judge(self, batch: TrainingBatch, figures: StepFigures, *, step: int, weights_version: int) -> dict[str, float]:
-        """What StepTaken says of the step's gap beyond itself; nothing where none was measured.
+        """Further metrics of StepTaken about the step's gap; empty where no gap was measured.
 
-        weights_version: the one that was trained from. A journal that is away costs the names, not the step.
+        weights_version: the version before the step. Where the journal is unavailable the nodes are missing; the step goes on.
         """
         gap = figures.logprob_gap
         if gap is None:
@@ -138,23 +138,23 @@ class GapAlarm:
 
     async def _by_node(self, batch: TrainingBatch, figures: StepFigures, weights_version: int) -> dict[str, float]:
         gaps = episode_gaps(batch, torch.cat(figures.gaps)) if figures.gaps else {}
-        asked = dict(sorted(gaps.items(), key=lambda each: -each[1].num_tokens)[:MOST_EPISODES])
+        largest = dict(sorted(gaps.items(), key=lambda each: -each[1].num_tokens)[:MOST_EPISODES])
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(LOOKUP_SECONDS):
                 nodes = await self._nodes(weights_version)
-                shares = {episode: await self._shares(episode, weights_version, nodes) for episode in asked}
+                shares = {episode: await self._shares(episode, weights_version, nodes) for episode in largest}
         except (SeamlessFlowError, TimeoutError) as wrong:
-            log.warning("logprob_gap.nobody_named", run=self._run, reason=str(wrong) or f"not read in {LOOK_SECONDS:g} s")
+            log.warning("logprob_gap.nobody_named", run=self._run, reason=str(wrong) or f"not read in {LOOKUP_SECONDS:g} s")
             return {}
-        return mean_gaps(asked, shares)
+        return mean_gaps(largest, shares)
 
     async def _nodes(self, weights_version: int) -> dict[str, str]:
-        """Worker to node, of those that loaded the version."""
+        """Node by worker, of the workers that loaded the version."""
         events = await self._journal.all_on(WeightsLoaded, self._run, weights_version=weights_version)
         return {each.worker: each.node for each in events if isinstance(each, WeightsLoaded) and each.node}
 
     async def _shares(self, episode: str, weights_version: int, nodes: Mapping[str, str]) -> Counter[str]:
-        """By node; by the worker's own name where its node is not known."""
+        """Number of the episode's tokens by node, or by worker where its node is not known."""
         events = await self._journal.all_on(SegmentSampled, self._run, episode=episode)
         shares: Counter[str] = Counter()
         for worker, count in tokens_by_worker(events, weights_version).items():

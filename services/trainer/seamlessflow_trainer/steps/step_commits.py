@@ -1,11 +1,12 @@
-"""Making steps durable, and only then publishing and acknowledging what they trained.
+"""Committing steps: writes their checkpoint, and only then publishes and acknowledges the groups they trained.
 
     step taken ─▶ copy ─▶ written beside further steps ─▶ StepsCommitted ─▶ GroupTrained… ─▶ acknowledgements ─▶ prune
-                           └ killed here: a folder that     │  (by claim)     └ killed here: the next life publishes the rest
-                             nothing names                  └ refused: another claim is newer, nothing is acknowledged
+                           └ killed here: a folder that     │  (by claim)     └ killed here: the next incarnation publishes
+                             no event names                 │                   the rest
+                                                            └ refused: another claim is newer, nothing is acknowledged
 
-One checkpoint is written at a time; a second one waits for the first. A learner is copied only while it stands exactly at
-the step (``step_state``), so the caller waits for the copy before it goes on.
+One checkpoint is written at a time; a second one waits for the first. A learner is copied only while it is exactly at a step
+(``train_step.StepState``), so the caller waits for the copy before it goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = structlog.get_logger()
 
 
 class StepCommitter:
-    """One line's commits. ``history``: what the journal named until the line began; it takes in what this line commits."""
+    """The commits of one incarnation. ``history``: claims and commits until it began; its own commits are added."""
 
     def __init__(
         self,
@@ -52,15 +53,15 @@ class StepCommitter:
         self._writing: asyncio.Task[None] | None = None
         self._given_up = threading.Event()
         self.committed_step = committed_step
-        """The newest durable step, and at the start the one resumed from."""
+        """The newest committed step; at the start, the one resumed from."""
 
     def add(self, batch: TrainingBatch, step: int) -> None:
-        """The batch was trained in ``step``."""
+        """Record that ``step`` trained the batch; the next commit names its groups."""
         for group, episodes in zip(batch.groups, batch.episodes, strict=True):
             self._trained.append(TrainedGroup(group=group.group, step=step, episodes=episodes))
 
     async def begin(self, step: int, learner: StepLearner, sample_queue: SampleQueue, tasks: asyncio.TaskGroup) -> None:
-        """Copy the learner as it is and write the copy in the background. Returns when learning may go on."""
+        """Copy the learner and commit the copy in the background. Returns once the learner may change again."""
         await self.settle()
         copied = await in_thread(lambda: snapshot(learner.weights(), learner.optimizer_state()))
         newest = self._history.newest
@@ -70,7 +71,7 @@ class StepCommitter:
         self._writing = tasks.create_task(self._commit(checkpoint, copied, sample_queue))
 
     def give_up(self) -> None:
-        """A checkpoint being written is left without its manifest, as by a kill. Cancel whoever waits for it then."""
+        """Leave a checkpoint that is being written without its manifest, as a kill would. Cancel the tasks that wait for it."""
         self._given_up.set()
 
     async def settle(self) -> None:
@@ -80,7 +81,7 @@ class StepCommitter:
             self._writing = None
 
     async def _commit(self, checkpoint: Checkpoint, copied: Snapshot, sample_queue: SampleQueue) -> None:
-        """Raises Superseded: it is not committed, and nothing was acknowledged or removed."""
+        """Raises Superseded: the checkpoint is not committed, and nothing was acknowledged or removed."""
         started = time.monotonic()
         path = await in_thread_with_retry("checkpoint.write", self._store.write, checkpoint, copied, self._given_up.is_set)
         log.info("checkpoint.durable", step=checkpoint.step, took_seconds=round(time.monotonic() - started, 2))
@@ -108,7 +109,7 @@ def commit_event(run: str, claim: CommitClaim, path: str, checkpoint: Checkpoint
 
 
 async def append_with_retry(claim: CommitClaim, event: StepsCommitted) -> None:
-    """Append, again and again while the store, in which a large account rests, is away. Raises Superseded."""
+    """Append, with retries while the store is unavailable: a large account is stored there. Raises Superseded."""
     while True:
         try:
             await claim.append(event)

@@ -1,11 +1,13 @@
-"""One line's steps, one at a time: wait for groups, say them ready, wait for the device, learn, publish, say the step.
+"""The optimiser steps of an incarnation, one at a time.
 
-A batch that cannot be learned from (not finite, or from another line) stops the run with a reason; the weights stay as
-they were before it, and no further step begins. Asked to ``stop``, no further step begins either: one in progress is
-given up between two micro-batches, or published and said when it is past the last of them.
+    groups ─▶ BatchReady ─▶ device ─▶ learn ─▶ weights published ─▶ StepTaken
 
-Where ``algorithm.begin_share`` says so a step begins before its batch is whole: what comes while it learns is fed to it, and
-what does not come in time is left for the next step.
+A batch that cannot be trained (not finite, or of another incarnation's versions) stops the run with a reason; the weights stay
+as they were, and no further step begins. After ``stop`` no further step begins either: one in progress is abandoned between
+two micro-batches, or published when it is past the last of them.
+
+With ``algorithm.begin_share`` below 1 a step begins before its batch is complete: groups that become ready while it learns are
+fed to it, and later ones are left for the next step.
 """
 
 from __future__ import annotations
@@ -39,24 +41,32 @@ from seamlessflow_trainer.run_start import RunStart
 from .logprob_gap_alarm import GapAlarm
 from .step_commits import StepCommitter
 
-# Where the learner stands: exactly at a step, or somewhere in between. Pure.
-#
-#     exactly at n ──begin──▶ in between ──weights of n + 1 published, StepTaken said──▶ exactly at n + 1
-#                                 └──────given up, and nothing was changed──────▶ exactly at n
-#
-# A checkpoint is written only of a learner that stands exactly at a step: of any other one nobody could say what it holds.
+log = structlog.get_logger()
+
+LOOK_SECONDS = 5.0
+"""Interval at which a trainer that waits for groups checks whether a reader cannot load the newest weights."""
+REST_SECONDS = 60.0
+"""How long a step that began early waits for one more group: perhaps no node samples while the trainer has the device."""
+SHOWN = ("reward", "loss", "grad_norm", "logprob_gap", "trained_tokens", "seconds_wait", "seconds_train")
+"""Metrics in the log line of a step; StepTaken has them all."""
 
 
 @dataclass(slots=True)
 class StepState:
-    """``step``: optimiser steps done, published and said along this line."""
+    """The learner's state: exactly at a step, or between two. ``step``: optimiser steps taken and published. Pure.
+
+        exactly at n ──begin──▶ between ──weights of n + 1 and StepTaken published──▶ exactly at n + 1
+                                   └────────abandoned, nothing was changed────────▶ exactly at n
+
+    A checkpoint is written only of a learner that is exactly at a step: the content of any other is undefined.
+    """
 
     step: int
     _is_between: bool = False
 
     @property
     def exact(self) -> int | None:
-        """The step the learner stands exactly at. None: a step began, and did not come to an end of either kind."""
+        """The step that the learner is exactly at. None: a step began, and was neither taken nor undone."""
         return None if self._is_between else self.step
 
     def begin(self) -> None:
@@ -64,32 +74,29 @@ class StepState:
         self._is_between = True
 
     def undone(self) -> None:
-        """The step was given up before anything was changed."""
+        """The step was abandoned before anything was changed."""
         self._is_between = False
 
     def taken(self) -> None:
-        """The step that began is learned, its weights are published and it was said."""
+        """The step that began is learned, its weights and StepTaken are published."""
         assert self._is_between, "a step was taken that never began"
         self.step += 1
         self._is_between = False
 
 
 def step_to_commit(step_state: StepState, *, committed_step: int) -> int | None:
-    """The step to commit before leaving; None: there is nothing to keep, or it cannot be kept."""
+    """The step to commit before leaving; None: no step is uncommitted, or the learner is between two steps."""
     if step_state.exact is None or step_state.exact <= committed_step:
         return None
     return step_state.exact
 
 
-# What is measured of a step: the figures that StepTaken carries. Pure.
-
-
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where a step's time went."""
+    """Seconds of a step, by phase."""
 
     wait: float
-    """For samples and for the device, since the step before."""
+    """Waiting for samples and for the device, since the step before."""
     train: float
     publish: float
 
@@ -102,10 +109,10 @@ def step_metrics(
     learning_rate: float,
     dropped_rewards: Sequence[tuple[str, float]],
 ) -> dict[str, float]:
-    """StepTaken.metrics by name; docs/operations.md has the table of units.
+    """StepTaken.metrics by name; docs/operations.md has the table of units. Pure.
 
-    dropped_rewards: environment and reward of members whose groups taught nothing because all were equal. They count in the
-    mean reward, which would otherwise stop growing just when whole groups succeed.
+    dropped_rewards: environment and reward of members whose groups were dropped because all rewards were equal. They count in
+    the mean reward, which would otherwise stop growing just when whole groups succeed.
     """
     metrics = {
         **_reward_metrics(batch, dropped_rewards),
@@ -137,18 +144,8 @@ def _reward_metrics(batch: TrainingBatch, dropped_rewards: Sequence[tuple[str, f
     return {"reward": fmean(r for _, r in rewards), **{f"reward/{env}": fmean(rs) for env, rs in by_env.items()}}
 
 
-log = structlog.get_logger()
-
-LOOK_SECONDS = 5.0
-"""How often a trainer that waits for groups looks whether somebody cannot have the newest weights."""
-REST_SECONDS = 60.0
-"""How long a step that began early waits for one more group: there may be nobody who samples while it has the device."""
-SHOWN = ("reward", "loss", "grad_norm", "logprob_gap", "trained_tokens", "seconds_wait", "seconds_train")
-"""Metrics in the log line of a step; StepTaken has them all."""
-
-
 class StepRunner:
-    """``step_state``: where the learner is. ``committer`` is told what each step trained."""
+    """Takes the steps of one incarnation. ``step_state`` is the learner's; ``committer`` records the groups of each step."""
 
     def __init__(
         self,
@@ -169,13 +166,13 @@ class StepRunner:
         self._gap_alarm = GapAlarm(context.journal, run, config, start.dtype)
 
     def stop(self) -> None:
-        """No further step begins; one in progress ends soon, either way. Idempotent."""
+        """No further step begins; one in progress is taken or abandoned soon. Idempotent."""
         self._stopped.set()
         self._sample_queue.stop_now.set()
         self._sample_queue.changed.set()
 
     async def next_groups(self) -> list[TrainingGroup]:
-        """The groups that the next step begins with, taken from the book; empty when there will be no further step."""
+        """The groups with which the next step begins, taken from the book; empty when there will be no further step."""
         set_state(self._context, self._run, f"waiting for groups for step {self.step_state.step + 1}")
         sample_queue, algorithm = self._sample_queue, self._config.algorithm
         wanted, enough = algorithm.groups_per_step, math.ceil(algorithm.begin_share * algorithm.groups_per_step)
@@ -190,7 +187,8 @@ class StepRunner:
             await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
-        """Wait for news. Who cannot have the newest weights meanwhile gets them in full: else no group might ever come."""
+        """Wait until samples change. Meanwhile publish in full for a reader that cannot load the newest weights: without it
+        there might be no further group."""
         changed, publisher = self._sample_queue.changed, self._start.publisher
         while not changed.is_set():
             with suppress(TimeoutError):
@@ -210,7 +208,7 @@ class StepRunner:
         return self._stopped.is_set() or (end is not None and (self._failed or not end.train_rest))
 
     async def _fresh(self) -> list[TrainingGroup]:
-        """Ready groups, after dropping those of which every token is too old."""
+        """Ready groups, after dropping those whose tokens are all too old."""
         bound, book, step = self._config.algorithm.max_staleness, self._sample_queue.book, self.step_state.step
         try:
             stale = [g.group for g in book.ready if is_stale(g, self._start.steps, step, max_staleness=bound)]
@@ -221,26 +219,27 @@ class StepRunner:
         return book.ready
 
     async def take(self, groups: list[TrainingGroup]) -> bool:
-        """One step that begins with some groups. False: it did not happen, and its groups are as before."""
+        """Take a step that begins with some groups. False: it was not taken, and its groups are ready again."""
         taken = list(groups)
         try:
             done = await self._take(await self._batch(groups), taken)
         except (BadInput, NotFinite, ValueError) as wrong:
             await self._fail(str(wrong))
             if self.step_state.exact is None:
-                raise  # learned and not published: only the next line knows where it stands, and the run is stopped
+                raise  # learned and not published: the learner's step is undefined, and the run is stopped
             done = False
         if not done:
             self._sample_queue.book.put_back(taken)
         return done
 
     async def _batch(self, groups: list[TrainingGroup]) -> TrainingBatch:
-        """Judged as of now: during a step nothing of it changes. Beside the event loop, as there may be millions of tokens."""
+        """The batch of some groups as of now; it does not change during a step. Made in a thread: it may have millions of
+        tokens."""
         version = self._start.publisher.weights_version
         return await in_thread(make_batch, groups, self._start.steps, self.step_state.step, version, self._config.algorithm)
 
     async def _take(self, batch: TrainingBatch, taken: list[TrainingGroup]) -> bool:
-        """``taken`` grows by the groups that come in time."""
+        """``taken`` grows by the groups that become ready in time."""
         step = self.step_state.step + 1
         num_groups, num_tokens = len(batch.groups), batch.num_sampled
         await self._context.journal.publish(
@@ -253,14 +252,14 @@ class StepRunner:
         return done
 
     async def _collect(self) -> None:
-        """Remove old versions. A store that is away costs nothing but space: the next step tries again."""
+        """Remove old versions. Where the store is unavailable they only take up space: the next step tries again."""
         try:
             await self._start.publisher.collect()
         except SeamlessFlowError as wrong:
             log.warning("weights.not_collected", run=self._run, reason=str(wrong))
 
     async def _learn(self, first: TrainingBatch, taken: list[TrainingGroup], step: int) -> bool:
-        """False: it was given up."""
+        """Learn and publish. False: the step was abandoned."""
         set_state(self._context, self._run, f"taking step {step}")
         began, rate, learner = time.monotonic(), learning_rate_at(step, self._config.algorithm), self._start.learner
         num_nodes, should_stop = self._device.num_nodes, self._stopped.is_set
@@ -295,7 +294,7 @@ class StepRunner:
         return True
 
     async def _feed_rest(self, feed: BatchFeed, parts: list[TrainingBatch], taken: list[TrainingGroup]) -> None:
-        """Feed what comes until the batch is whole, nothing more comes, or the device is wanted back."""
+        """Feed groups until the batch is complete, no further group comes, or the device is recalled."""
         sample_queue, wanted = self._sample_queue, self._config.algorithm.groups_per_step
         try:
             while len(taken) < wanted:
@@ -317,8 +316,8 @@ class StepRunner:
             raise
 
     async def _more_may_come(self) -> bool:
-        """Wait for news. False: none came for long, nobody samples, or the device is wanted back; the step is to be taken as it
-        is."""
+        """Wait until samples change. False: take the step without further groups, as none came for long, no other node samples,
+        or the device is recalled."""
         if not self._device.others_sample:
             return False
         waits = [asyncio.create_task(event.wait()) for event in (self._sample_queue.changed, self._device.recalled)]
